@@ -1,10 +1,10 @@
-"""Packaging of `speculative`: what it needs, what it ships, what it installs."""
+"""Packaging of `speculative`: dependencies, package data and entry points."""
 
 from pathlib import Path
 
 from setuptools import find_packages, setup
 
-# The ranges say what the code is written against; constraints.txt holds one known-good set.
+# These are the ranges that the code is written against; constraints.txt pins one known-good set.
 CORE = [
     "absl-py>=2.1",
     "flax>=0.11,<0.13",
@@ -24,12 +24,12 @@ CORE = [
     "tensorstore>=0.1.74",
 ]
 
-# seqio brings tensorflow-text, and that the one release of TensorFlow it accepts. Asking for
+# seqio requires tensorflow-text, which requires the one TensorFlow release it accepts. Requiring
 # tensorflow-cpu as well would install a second TensorFlow over the first. TFDS imports
-# importlib_resources where it prepares a dataset, but asks for it on old Pythons only.
+# importlib_resources to prepare a dataset, but requires it on old Pythons only.
 TASKS = ["importlib_resources>=6", "seqio==0.0.20.*"]
 
-# Reads the vocabularies of all but T5, and brings huggingface_hub.
+# Reads the vocabularies of all models but T5, and installs huggingface_hub.
 TOKENIZERS = "tokenizers>=0.20"
 TEMPLATES = "jinja2>=3.1"  # Runs chat templates.
 
@@ -46,7 +46,7 @@ DEV = [
     TOKENIZERS,
 ]
 
-# What the package is compared with; never needed to run it.
+# The programs that benchmarks compare with; the package runs without them.
 PEERS = ["torch>=2.6", "transformers>=4.50", "ctranslate2>=4.5", "llama-cpp-python>=0.3.10", "gguf"]
 
 setup(
@@ -58,7 +58,7 @@ setup(
     license="Apache-2.0",
     license_files=["LICENSE"],
     python_requires=">=3.11",
-    # The shipped models and configs/ travel in the wheel; scripts/ and benchmarks/ do not.
+    # The wheel contains the bundled models and configs/, but not scripts/ and benchmarks/.
     packages=[*find_packages(include=["speculative", "speculative.*"]), "speculative.configs"],
     package_dir={"speculative.configs": "configs"},
     package_data={
@@ -71,7 +71,7 @@ setup(
         "dev": DEV,
         "peers": PEERS,
         "hub": ["huggingface_hub>=0.30", TEMPLATES, TOKENIZERS],
-        # jax[tpu] asks for one older release of libtpu, which lacks an option that drafts gain by.
+        # jax[tpu] pins an older libtpu, which lacks an option that makes drafts faster.
         "tpu": ["libtpu>=0.0.52", "requests"],
         "cuda": ["jax[cuda12]>=0.7,<0.13"],
         "cuda13": ["jax[cuda13]>=0.7,<0.13"],

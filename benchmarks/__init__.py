@@ -1,1 +1,1 @@
-"""Measurements beside the package, run from a checkout: `python -m benchmarks.compare_peers`."""
+"""Measurements of the package, run from a checkout: `python -m benchmarks.compare_peers`."""

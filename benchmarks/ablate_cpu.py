@@ -1,9 +1,9 @@
-"""Times the shipped pair's steps with and without each part of the CPU path.
+"""Times the bundled pair's steps with and without each part of the CPU path.
 
     python -m benchmarks.ablate_cpu --output=results/ablation/ablation.json
 
-Each variant runs in a process of its own, in turn; the table shows the median of the rounds. The
-run takes about ten minutes; nothing else should run meanwhile.
+Variants take turns, each in its own process; the table shows the median of the rounds. The run
+takes about ten minutes; nothing else should run meanwhile.
 """
 
 import argparse
@@ -29,7 +29,7 @@ from speculative.rows.config import read_row
 from speculative.studies import bench
 
 GAMMA, WIDE = 5, 8
-# Milliseconds of passes of the target and of the draft, and of a step of decoding.
+# Times in milliseconds: passes of the target and of the draft, and a step of decoding.
 MEASURES = ("pass, 1 position", f"pass, {WIDE} positions", "draft pass", f"step, γ = {GAMMA}")
 
 
@@ -66,13 +66,13 @@ def _measure(variant: str) -> list[float]:
     bench.GAMMAS = (GAMMA,)
     config = dataclasses.replace(read_row(SHIPPED_ROW), max_length=64)
     widths = 1, WIDE
-    found = bench.bench(config, widths, bench.resolve(config, widths), lambda what, share: None)
-    step = found.costs.ms_verify[GAMMA] + found.costs.ms_proposal[GAMMA]
-    return [*(one.ms for one in found.passes), found.draft_passes[0].ms, step]
+    measured = bench.bench(config, widths, bench.resolve(config, widths), lambda what, share: None)
+    step = measured.costs.ms_verify[GAMMA] + measured.costs.ms_proposal[GAMMA]
+    return [*(one.ms for one in measured.passes), measured.draft_passes[0].ms, step]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Take parts of the CPU path away.")
+    parser = argparse.ArgumentParser(description="Time decoding without parts of the CPU path.")
     parser.add_argument("--output", default="results/ablation/ablation.json", metavar="FILE")
     parser.add_argument("--rounds", type=whole(1, 100), default=3)
     options = parser.parse_args()
@@ -84,10 +84,10 @@ def main() -> None:
             with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
                 times[name].append(pool.submit(_measure, name).result())
     medians = {name: np.median(rounds, axis=0).tolist() for name, rounds in times.items()}
-    shown = table("ms, and how many times as much as all of it", "without", *MEASURES)
+    shown = table("ms, and the ratio to the complete path", "without", *MEASURES)
     complete = medians["as it is"]
-    for name, found in medians.items():
-        cells = (f"{ms:.3f} ({ms / all_:.2f})" for ms, all_ in zip(found, complete, strict=True))
+    for name, row in medians.items():
+        cells = (f"{ms:.3f} ({ms / all_:.2f})" for ms, all_ in zip(row, complete, strict=True))
         shown.add_row(name, *cells)
     Console(width=110).print(shown)
     machine = {"commit": environment.commit(), "device": environment.device()}

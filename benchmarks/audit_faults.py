@@ -1,9 +1,9 @@
-"""How often an audit on the shipped pair finds each planted fault, against the power it states.
+"""Measures how often audits of the bundled pair find each planted fault, and the stated power.
 
     python -m benchmarks.audit_faults --output_dir=results/audit_faults
 
-Samples that are exact are audited, with the power against each fault; then samples that each faulty
-decoder makes, with `--seeds` seeds, and as many that are exact. The record is `faults.json`.
+It audits exact samples, with the power against each fault; then the samples of each faulty decoder,
+with `--seeds` seeds, and as many exact ones. The record is `faults.json`.
 """
 
 import argparse
@@ -28,12 +28,12 @@ from speculative.tasks.prompts import load_prompts
 
 TASKS = ("debian_ende", "debian_synopsis")
 NONE = "none"  # The fault of the exact decoder.
-POWER_TEXTS = 1024  # Simulated of each fault, to state the power.
+POWER_TEXTS = 1024  # Texts simulated for each fault, to state the power.
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        description="Audit faulty decoders of the shipped pair.", allow_abbrev=False
+        description="Audit faulty decoders of the bundled pair.", allow_abbrev=False
     )
     add = parser.add_argument
     add("--output_dir", default="results/audit_faults", metavar="DIR", help="(%(default)s)")
@@ -43,7 +43,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--samples", type=whole(1, 10**4), default=16, help="of each source (16)")
     length = whole(1, MAX_LENGTH)
     add("--max_length", type=length, default=128, metavar="TOKENS", help="of a text (128)")
-    add("--gamma", type=whole(1, MAX_GAMMA), default=5, help="guesses a step (5)")
+    add("--gamma", type=whole(1, MAX_GAMMA), default=5, help="guesses per step (5)")
     add("--seeds", type=whole(1, 10**4), default=20, help="audits of each fault (20)")
     return parser.parse_args(arguments)
 
@@ -57,8 +57,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     encode = pair.vocabulary.encode
     prompts = [prompt for task in TASKS for prompt in load_prompts(task, options.limit)]
     sources = [tuple(encode(prompt.source).tolist()) for prompt in prompts] * options.samples
-    asked = Settings(gamma=options.gamma, max_length=options.max_length)
-    config = asked.decoding(pair.vocabulary.size, pair.vocabulary.eos_ids)
+    plain = Settings(gamma=options.gamma, max_length=options.max_length)
+    config = plain.decoding(pair.vocabulary.size, pair.vocabulary.eos_ids)
     contents: dict[str, Any] = machine() | {"settings": settings(options), "texts": len(sources)}
     with progress.bar("faults") as on_progress:
         own = dataclasses.replace(config, sampling=sampling)
@@ -66,20 +66,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
         passed = audit(pair, samples, sampling, FALSE_ALARM)
         seed = options.seeds + 1
         stated = powers(pair, samples, passed, own, POWER_TEXTS, on_progress, seed)
-        found = {one.fault: dataclasses.asdict(one) | {"failed": 0} for one in stated}
-        found[NONE] = {"fault": NONE, "power": None, "failed": 0}
-        contents["exact_passed"], contents["faults"] = passed.passed, list(found.values())
+        results = {one.fault: dataclasses.asdict(one) | {"failed": 0} for one in stated}
+        results[NONE] = {"fault": NONE, "power": None, "failed": 0}
+        contents["exact_passed"], contents["faults"] = passed.passed, list(results.values())
         for number, (name, (rule, wrong)) in enumerate(
             (faults(sampling) | {NONE: (EXACT, sampling)}).items()
         ):
             faulty = dataclasses.replace(config, sampling=wrong, rule=rule)
             for seed in range(options.seeds):
-                on_progress(name, (number + seed / options.seeds) / len(found))
+                on_progress(name, (number + seed / options.seeds) / len(results))
                 made = decoded(pair, sources, faulty, seed)
-                found[name]["failed"] += not audit(pair, made, sampling, FALSE_ALARM).passed
+                failed = not audit(pair, made, sampling, FALSE_ALARM).passed
+                results[name]["failed"] += failed
             (output / "faults.json").write_text(json.dumps(contents, indent=1) + "\n")
-    print(f"Of {options.seeds} audits of {len(sources)} texts each:")
-    for one in found.values():
+    print(f"{options.seeds} audits of {len(sources)} texts for each fault:")
+    for one in results.values():
         stated = "" if one["power"] is None else f" (power stated: {one['power']:.2f})"
         print(f"{one['failed']:>4} failed{stated}, fault: {one['fault']}")
     print(f"Written: {output / 'faults.json'}.", flush=True)

@@ -1,9 +1,9 @@
-"""Writes what users might say to a model for chats, in the model's own words: prompts to distil on.
+"""Samples users' messages from a chat model itself: prompts to distil on.
 
     python -m benchmarks.chat_prompts --target=FOLDER --output=chats.jsonl --count=3000
 
-The target goes on, at temperature 1, behind the beginning of a user's turn, which its own template
-gives, and maybe a few words of a task: half of the prompts have none, the others ask for an edit of
+The target continues, at temperature 1, the beginning of a user's turn, as rendered by its template,
+and possibly a few words of a task: half of the prompts have none, the others request an edit of
 code, a summary or a translation. Each line is an object with `messages`, as `distil` reads them.
 """
 
@@ -30,7 +30,7 @@ BEGINNINGS = (
     "Translate this sentence to Spanish:\n\nThis program",
     "Correct the grammar of this text:\n\n",
 )
-HERE = "HERE"  # Where a message stands in a rendered chat.
+HERE = "HERE"  # Marks a message's place in a rendered chat.
 
 
 def main() -> None:
@@ -45,7 +45,7 @@ def main() -> None:
     options = parser.parse_args()
     pair = load(options.target, "copy", quantize=options.quantize)
     turn, _, behind = pair.rendered([{"role": "user", "content": HERE}]).partition(HERE)
-    end = behind.split("\n")[0] or "\n"  # What ends a turn.
+    end = behind.split("\n")[0] or "\n"  # Ends a turn.
     how: dict[str, Any] = {"temperature": 1.0, "top_p": 0.95, "gamma": 0, "seed": options.seed}
     how |= {"max_length": options.max_length, "stop": (end,), "show_special": True}
     begun = [BEGINNINGS[i % len(BEGINNINGS)] for i in range(options.count)]
@@ -55,11 +55,11 @@ def main() -> None:
             on_progress("sampling", first / options.count)
             some = begun[first : first + 8 * options.batch_size]
             texts: list[str] = [Rendered(turn + words) for words in some]
-            found = pair.generate(texts, example=first, batch_size=options.batch_size, **how)
-            for words, one in zip(some, found, strict=True):
-                said = (words + one.text).strip()
-                if one.finish_reason == "stop" and len(said) > len(words) + 10:
-                    line = {"messages": [{"role": "user", "content": said}]}
+            results = pair.generate(texts, example=first, batch_size=options.batch_size, **how)
+            for words, one in zip(some, results, strict=True):
+                message = (words + one.text).strip()
+                if one.finish_reason == "stop" and len(message) > len(words) + 10:
+                    line = {"messages": [{"role": "user", "content": message}]}
                     file.write(json.dumps(line, ensure_ascii=False) + "\n")
                     written += 1
             file.flush()

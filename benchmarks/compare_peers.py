@@ -4,9 +4,9 @@
     python -m benchmarks.compare_peers --output_dir=results/peers
     python -m benchmarks.compare_peers --models=SmolLM2-135M-Instruct --draft=my_draft+copy
 
-The extra holds transformers, CTranslate2 and llama.cpp; T5X is compared if a checkout of it is on
+The extra installs transformers, CTranslate2 and llama.cpp; T5X is compared if a checkout is on
 PYTHONPATH. A missing program is named and left out. A model may be a Hugging Face folder of a
-decoder-only chat model. The run takes half an hour on two cores, and 8 GB of memory and of disk;
+decoder-only chat model. The run takes half an hour on two cores, and 8 GB each of memory and disk;
 leave the machine idle and the files unchanged meanwhile.
 """
 
@@ -67,9 +67,9 @@ class Comparison:
     Attributes:
         sources: how many sources were decoded and compared token by token.
         timed: how many of them, the first ones, were decoded in each round.
-        seconds: of all timed sources by way, one number a round.
-        tokens: of their outputs, by way.
-        prefill: seconds by program and tokens of the source, one number a round.
+        seconds: for all timed sources by way, one number per round.
+        tokens: those of their outputs, by way.
+        prefill: seconds by program and tokens of the source, one number per round.
         differences: differences from `MEASURE` by way; None if it was not run.
         missing: programs that were not run, each with the missing module or its error.
     """
@@ -89,15 +89,15 @@ class Comparison:
         return [way for program, way in self.seconds if program == OURS]
 
     def ms_per_token(self, way: Way) -> float:
-        """Milliseconds a token of the median round, prefill included."""
+        """Milliseconds per token in the median round, including the prefill."""
         return 1e3 * statistics.median(self.seconds[way]) / self.tokens[way]
 
     def ratio(self, way: Way, ours: str) -> float:
-        """The time a token of a way, over that of one of ours."""
+        """The time per token of a way, over that of one of ours."""
         return self.ms_per_token(way) / self.ms_per_token((OURS, ours))
 
     def to_json(self) -> dict[str, Any]:
-        """All of it, with every round."""
+        """All measurements, with every round."""
         names = ("target", "draft", "gamma", "max_length")
         differences = self.differences
         return {name: getattr(self.setting, name) for name in names} | {
@@ -152,7 +152,7 @@ def compare(
                 missing[name] = str(error).strip().splitlines()[-1]
         ways = [(name, way) for name, process in running.items() for way in process.ways]
         outputs: dict[Way, list[list[int]]] = {}
-        for number, (name, way) in enumerate(ways):  # It also compiles, before anything is timed.
+        for number, (name, way) in enumerate(ways):  # This also compiles, before anything is timed.
             on_progress(f"{name}, {way}", 0.2 + 0.2 * number / len(ways))
             outputs[name, way] = [running[name].decode(way, source)[0] for source in sources]
         seconds: dict[Way, list[float]] = {way: [] for way in ways}
@@ -168,15 +168,15 @@ def compare(
         if measure := running.get(MEASURE):
             expected = outputs[MEASURE, measure.ways[0]]
             differences = {
-                way: _differences(measure, sources, expected, found)
-                for way, found in outputs.items()
+                way: _differences(measure, sources, expected, decoded)
+                for way, decoded in outputs.items()
             }
-    tokens = {way: sum(map(len, found[:timed])) for way, found in outputs.items()}
+    tokens = {way: sum(map(len, decoded[:timed])) for way, decoded in outputs.items()}
     return Comparison(setting, len(sources), timed, seconds, tokens, prefill, differences, missing)
 
 
 def longest(exported: str) -> float:
-    """The positions that a folder's model has for a prompt; T5 has any number."""
+    """The positions that a folder's model has for a prompt; unlimited for T5."""
     file = pathlib.Path(exported) / "config.json"
     config = json.loads(file.read_text()) if file.exists() else {}
     limited = "n_positions" if config.get("model_type") == "gpt2" else "max_position_embeddings"
@@ -186,7 +186,7 @@ def longest(exported: str) -> float:
 def _prefill(
     running: Mapping[str, Process], positions: float, rounds: int, on_progress: OnProgress
 ) -> dict[tuple[str, int], list[float]]:
-    """Seconds of a prefill by program and tokens of a random source, one number a round."""
+    """Seconds of a prefill by program and tokens of a random source, one number per round."""
     source = np.random.default_rng(0).integers(2, 1000, max(PREFILLS)).tolist()
     seconds: dict[tuple[str, int], list[float]] = {}
     for number, tokens in enumerate(PREFILLS):
@@ -196,7 +196,7 @@ def _prefill(
         for turn in range(rounds + 1):
             for name in np.random.default_rng(turn).permutation(list(running)).tolist():
                 took = running[name].prefill(source[:tokens])
-                if turn:  # The first compiles.
+                if turn:  # The first turn compiles.
                     seconds.setdefault((name, tokens), []).append(took)
     return seconds
 
@@ -221,8 +221,8 @@ def show(found: Comparison, console: Console) -> None:
     """Prints the times of decoding and of the prefill."""
     setting = found.setting
     pair = f" with {setting.draft}, γ = {setting.gamma}" * bool(setting.draft)
-    title = f"{setting.target}{pair}: {found.timed} sources, float32 unless said"
-    # In int8 ours is compared by the record alone, whose table would not fit a terminal.
+    title = f"{setting.target}{pair}: {found.timed} sources, float32 unless noted"
+    # Ratios to our int8 ways are only in the record: they would not fit a terminal.
     own = [way for way in found.own if "int8" not in way]
     numbers = {(OURS, way): number for number, way in enumerate(own, 1)}
     ratios = (f"over ({number})" for number in numbers.values())
@@ -246,9 +246,9 @@ def show(found: Comparison, console: Console) -> None:
     if setting.random:
         console.print("Random weights magnify rounding: their tokens cannot be compared.")
     console.print(
-        "same: as transformers, token by token. Our draft's kernels are int8. Prefill is that of a "
-        "prompt, or encoder and cross-attention's projections; ctranslate2 adds a decoding step, "
-        "t5x leaves the projections to its steps.",
+        "same: equal to transformers, token by token. Our draft's kernels are int8. Prefill reads "
+        "a prompt, or computes the encoder and cross-attention's projections; ctranslate2 adds a "
+        "decoding step, t5x leaves the projections to its steps.",
         highlight=False,
     )
     show_missing(found.missing, console)
@@ -262,13 +262,13 @@ def show_missing(missing: Mapping[str, str], console: Console) -> None:
 
 
 def table(title: str, first: str, *heads: str) -> Table:
-    """An empty table; all columns but the first are of numbers."""
+    """An empty table; all columns but the first hold numbers."""
     numbers = (Column(head, justify="right", no_wrap=True) for head in heads)
     return Table(Column(first, no_wrap=True), *numbers, title=title, box=None, pad_edge=False)
 
 
 def machine() -> dict[str, Any]:
-    """The commit, the device and the versions of installed programs; a checkout has none."""
+    """The commit, the device and the versions of installed programs; checkouts have none."""
     versions: dict[str, str | None] = dict.fromkeys(("jax", "torch", *PROGRAMS))
     for name in versions:
         with contextlib.suppress(metadata.PackageNotFoundError):
@@ -278,7 +278,7 @@ def machine() -> dict[str, Any]:
 
 
 def settings(options: argparse.Namespace) -> dict[str, Any]:
-    """What a record tells of options: all but where it was written."""
+    """The options that a record keeps: all but its folder."""
     return {name: value for name, value in vars(options).items() if name != "output_dir"}
 
 
@@ -288,17 +288,17 @@ def _options() -> argparse.Namespace:
     )
     add, many = parser.add_argument, whole(1, 10**4)
     programs, default = list(PROGRAMS), [*made.SHIPPED, "t5_1_1_base"]
-    which = f"{' and '.join(made.SHIPPED)} are shipped, {', '.join(t5.SIZES)} have random weights; "
+    which = f"{' and '.join(made.SHIPPED)} are bundled, {', '.join(t5.SIZES)} have random weights; "
     which += "or a Hugging Face folder of a decoder-only chat model (%(default)s)"
     add("--output_dir", default="results/peers", metavar="DIR", help="(%(default)s)")
     add("--models", nargs="+", default=default, metavar="MODEL", help=which)
     add("--draft", default="copy", metavar="NAME", help="of a chat model's folder (%(default)s)")
     add("--programs", nargs="+", default=programs, choices=programs, help="(all)")
-    add("--rounds", type=many, default=5, help="each way is timed so often (5)")
+    add("--rounds", type=many, default=5, help="rounds of timing each way (5)")
     add("--limit", type=many, help="sources of each task, or random ones (all, or 4)")
     add("--timed", type=many, default=18, help="number of them decoded in each round (18)")
     add("--length", type=whole(1, MAX_LENGTH), default=64, help="of random weights' outputs (64)")
-    add("--gamma", type=whole(1, MAX_GAMMA), default=5, help="guesses a step (5)")
+    add("--gamma", type=whole(1, MAX_GAMMA), default=5, help="guesses per step (5)")
     options = parser.parse_args()
     for model in options.models:
         if model in made.SHIPPED or pathlib.Path(model).is_dir():
@@ -307,7 +307,7 @@ def _options() -> argparse.Namespace:
             known = ", ".join([*made.SHIPPED, *t5.SIZES])
             parser.error(f"--models: {model!r} is not a folder, nor one of {known}.")
         parameters = sum(leaf.size for leaf in jax.tree.leaves(abstract_params(named(model))))
-        # Each program holds it in float32, CTranslate2 in int8 too, and converts a whole export.
+        # Each program holds it in float32, CTranslate2 also in int8, and converts a whole export.
         needed = 4 * parameters * (len(PROGRAMS) + 2)
         name, available = memory.device_bytes()
         if needed > available:
@@ -331,14 +331,14 @@ def main() -> None:
             elif model in t5.SIZES:
                 setting, sources = made.random(model, limit, options.length, folder)
             else:
-                given = options.draft, limit, options.gamma
-                setting, sources = made.chat_model(model, *given, folder)
-            found = compare(setting, sources, options.programs, *counts, on_progress)
-        contents = machine() | found.to_json()
+                arguments = options.draft, limit, options.gamma
+                setting, sources = made.chat_model(model, *arguments, folder)
+            comparison = compare(setting, sources, options.programs, *counts, on_progress)
+        contents = machine() | comparison.to_json()
         # Each model's results are written at once, so that a later failure loses nothing.
         file = output / f"{pathlib.Path(model).name}.json"
         file.write_text(json.dumps(contents, indent=1) + "\n", encoding="utf-8")
-        show(found, Console())
+        show(comparison, Console())
         print(f"Written: {file}.", flush=True)
 
 

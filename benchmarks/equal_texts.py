@@ -1,11 +1,11 @@
-"""Whether the shipped models' texts are the same in batches as one by one.
+"""Checks that the bundled models' texts are the same in batches as one by one.
 
     python -m benchmarks.equal_texts
     XLA_FLAGS=--xla_cpu_max_isa=AVX2 python -m benchmarks.equal_texts --machine=x86-64-v3
 
-Every row of Table 3 of the shipped models, T = 0 and 1, with each rule of verification; all
-prompts of its task, in batches of several sizes, each in another order. With `--machine` the
-kernels for CPU are compiled for such a machine. The record is `equal.json`.
+It decodes all prompts for every row of the bundled models' Table 3, at T = 0 and 1, with each rule
+of verification, in batches of several sizes, each in a different order. With `--machine` the CPU
+kernels are compiled for such a machine. The record is `equal.json`.
 """
 
 import argparse
@@ -33,33 +33,33 @@ from speculative.tasks.prompts import load_prompts
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        description="Compare texts of batches with those of each alone.", allow_abbrev=False
+        description="Compare texts decoded in batches and one by one.", allow_abbrev=False
     )
     add = parser.add_argument
     add("--output_dir", default="results/equal_texts", metavar="DIR", help="(%(default)s)")
-    add("--rows", default="", metavar="WORD", help="those whose names have this word (all)")
+    add("--rows", default="", metavar="WORD", help="rows whose names have this word (all)")
     size = whole(2, MAX_BATCH)
     add("--batch_sizes", type=size, nargs="+", default=[8, 32], metavar="N", help="(8 32)")
-    add("--machine", metavar="NAME", help="as of the compiler's -march (this one)")
+    add("--machine", metavar="NAME", help="as for the compiler's -march (this one)")
     return parser.parse_args(arguments)
 
 
 def unequal(pair: Pair, requests: Sequence[Request], sizes: Sequence[int]) -> list[int]:
-    """How many results are others in batches of each size than one by one."""
+    """The number of results that differ from those of one-by-one decoding, for each batch size."""
     alone = pair.decode_all(requests, batch_size=1)
-    found = []
+    counts = []
     for size in sizes:
         order = np.random.default_rng(size).permutation(len(requests)).tolist()
         together = pair.decode_all([requests[i] for i in order], batch_size=size)
-        found.append(sum(one != alone[i] for one, i in zip(together, order, strict=True)))
-    return found
+        counts.append(sum(one != alone[i] for one, i in zip(together, order, strict=True)))
+    return counts
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     options = _options(arguments)
     if options.machine:
-        given = {kernels.NATIVE: f"-march={options.machine}"}
-        kernels.FLAGS = tuple(given.get(flag, flag) for flag in kernels.FLAGS)
+        replaced = {kernels.NATIVE: f"-march={options.machine}"}
+        kernels.FLAGS = tuple(replaced.get(flag, flag) for flag in kernels.FLAGS)
     output, load = pathlib.Path(options.output_dir), Loader()
     output.mkdir(parents=True, exist_ok=True)
     shipped = sweep.shipped_rows("3")
@@ -74,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             pair, prompts = load(config), load_prompts(config.task)
             sources = [prompt.source for prompt in prompts]
             for rule in RULES:
-                given = Settings(
+                how = Settings(
                     gamma=gamma_of(config, name),
                     temperature=config.temperature,
                     verification=rule,
@@ -82,16 +82,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
                     seed=config.seed,
                     source_length=512,
                 )
-                asked = pair.requests(sources, given)
-                others = unequal(pair, asked, options.batch_sizes)
-                row = {"row": name, "verification": rule, "texts": len(asked), "unequal": others}
+                requests = pair.requests(sources, how)
+                others = unequal(pair, requests, options.batch_sizes)
+                row = {"row": name, "verification": rule}
+                row |= {"texts": len(requests), "unequal": others}
                 rows.append(row)
                 contents = machine() | {"settings": settings(options), "rows": rows}
                 (output / "equal.json").write_text(json.dumps(contents, indent=1) + "\n")
     texts, others = (sum(np.sum(row[name]) for row in rows) for name in ("texts", "unequal"))
     print(
-        f"Of {texts} texts in {len(rows)} ways of decoding, each in batches of "
-        f"{', '.join(map(str, options.batch_sizes))}, {others} are others than alone."
+        f"{texts} texts in {len(rows)} ways of decoding, each in batches of "
+        f"{', '.join(map(str, options.batch_sizes))}: {others} differ from those decoded alone."
     )
     print(f"Written: {output / 'equal.json'}.")
 

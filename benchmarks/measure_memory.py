@@ -2,9 +2,9 @@
 
     python -m benchmarks.measure_memory --generations=1000
 
-The texts are parts of the shipped prompts, from one word to a whole prompt or several in a row;
-every other one is sampled, with a temperature, top-p and maximum of its own, the rest greedy, and
-every tenth is streamed. Memory grows while the programs of the lengths that occur are compiled, and
+The texts are parts of the bundled prompts, from one word to a whole prompt or several in a row.
+Every other one is sampled, with its own temperature, top-p and maximum; the rest are greedy, and
+every tenth is streamed. Memory grows while programs for the lengths that occur are compiled, and
 then levels off.
 """
 
@@ -25,14 +25,14 @@ def resident() -> int:
     """The resident size of this process in MiB; ValueError where this is not Linux."""
     file = pathlib.Path("/proc/self/statm")
     if not file.is_file():
-        raise ValueError(f"{file} does not exist; this runs on Linux alone.")
+        raise ValueError(f"{file} does not exist; this runs on Linux only.")
     return int(file.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") // 2**20
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--generations", type=int, default=1000, help="texts decoded (1000)")
-    parser.add_argument("--seed", type=int, default=0, help="of the texts (0)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the texts (0)")
     options = parser.parse_args()
     rng, pair = random.Random(options.seed), load()
     prompts = load_prompts("debian_synopsis")

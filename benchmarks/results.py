@@ -2,16 +2,15 @@
 
     make results        (python -m benchmarks.results)
 
-Some hours' work on two cores is done in less than two. Each part is kept under results/<commit>/
-when it is done; stopped and run again, the rest is measured. At the end the records are copied to
-docs/records, and the page's tables are made from them; `--tables` does nothing else than that last
-step. Other programs are compared if they are installed, and a chat model if its folder is given.
+It takes less than two hours on two cores; leave the machine idle meanwhile. Finished parts are kept
+under results/<commit>/: rerun to resume. At the end the records are copied to docs/records and the
+page's tables are made from them; `--tables` only does that last step. Other programs are compared
+if they are installed, and a chat model if its folder is given.
 """
 
 import argparse
 import json
 import pathlib
-import re
 import shutil
 import subprocess
 import sys
@@ -19,13 +18,13 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
+from benchmarks import pages
 from benchmarks.compare_peers import OURS
 from benchmarks.sampled_texts import ALONE
 from speculative.rows import environment
 
 ROOT = pathlib.Path(__file__).parents[1]
 PAGE, RECORDS = ROOT / "docs" / "results.md", ROOT / "docs" / "records"
-SHOWN = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 TASKS = "debian_ende", "debian_synopsis", "debian_lm"
 METRICS = {"bleu": "BLEU", "rougeL": "ROUGE-L"}
 Record = dict[str, Any]
@@ -269,11 +268,6 @@ TABLES: dict[str, Callable[[], str]] = {
 }  # fmt: skip
 
 
-def written(page: str) -> str:
-    """The page with each table made anew from its record."""
-    return SHOWN.sub(lambda found: f"{found[1]}{TABLES[found[2]]()}\n{found[3]}", page)
-
-
 def measure(parts: Sequence[str], folder: pathlib.Path, chat: Sequence[str]) -> None:
     """Runs the commands of parts that are not done, and copies their records."""
     for name in parts:
@@ -313,8 +307,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if not options.tables:
         folder = ROOT / "results" / environment.commit()
         measure(options.only, folder, options.chat_model)
-    PAGE.write_text(written(PAGE.read_text()))
-    print(f"Written: {PAGE}.")
+    pages.fill(PAGE, TABLES)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""Whether the shipped models' sampled texts are the target's own: their scores, and audits of them.
+"""Scores and audits the bundled models' sampled texts, which should be the target's own.
 
     python -m benchmarks.sampled_texts
 
-Rows of Table 3 of the shipped models at T = 1, by default those of the drafts that read hidden
-states: several samples of each prompt by the target alone and, with the draft, by each rule of
-verification. The score of one sample of each says little, for it varies by more than a BLEU. The
-record is `sampled.json`.
+It takes rows of the bundled models' Table 3 at T = 1, by default those of drafts that read hidden
+states, and draws several samples of each prompt by the target alone and, with the draft, by each
+rule of verification. The score of one sample of each says little, because it varies by more than
+one BLEU. The record is `sampled.json`.
 """
 
 import argparse
@@ -37,26 +37,26 @@ ALONE = "target alone"
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        description="Score and audit samples of the shipped models.", allow_abbrev=False
+        description="Score and audit samples of the bundled models.", allow_abbrev=False
     )
     add = parser.add_argument
     add("--output_dir", default="results/sampled_texts", metavar="DIR", help="(%(default)s)")
     rows, size = ["hidden_t1", "lm_mixed_t1"], whole(1, 1024)
-    add("--rows", nargs="+", default=rows, metavar="WORD", help="names that rows end with")
+    add("--rows", nargs="+", default=rows, metavar="WORD", help="endings of row names")
     add("--samples", type=size, default=16, metavar="N", help="of each prompt (%(default)s)")
     add("--limit", type=size, metavar="N", help="prompts of each task (all)")
     return parser.parse_args(arguments)
 
 
 def drawn(pair: Pair, requests: Sequence[Request], samples: int) -> list[Result]:
-    """So many samples of each request, one after the other."""
+    """The samples of each request, one request after the other."""
     return pair.decode_all([x.sample(i) for x in requests for i in range(samples)])
 
 
 def compared(
     metric: str, prompts: Sequence[Prompt], alone: Sequence[str], texts: Sequence[str], seed: int
 ) -> dict[str, Any]:
-    """The score of texts, and by how much it is above that of the target's, with its interval."""
+    """The score of texts, and its difference from the target's own, with its interval."""
     samples = len(texts) // len(prompts)
     numbers = [number for number in range(len(prompts)) for _ in range(samples)]
     references = [prompts[number].reference for number in numbers]
@@ -76,10 +76,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     }
     if not configs:
         ends = " or ".join(options.rows)
-        raise SystemExit(f"No row of the shipped models above T = 0 ends with {ends} (--rows).")
+        raise SystemExit(f"No row of the bundled models above T = 0 ends with {ends} (--rows).")
     ways = [(name, way) for name in configs for way in (ALONE, *RULES)]
-    alone: dict[str, list[str]] = {}  # By task: the target is the same.
-    found: list[dict[str, Any]] = []
+    alone: dict[str, list[str]] = {}  # By task, because the target is the same.
+    rows: list[dict[str, Any]] = []
     with progress.bar("ways") as on_progress:
         for number, (name, way) in enumerate(ways):
             config = configs[name]
@@ -93,8 +93,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             ruled = dataclasses.replace(config, verification=rule)
             decoding = ruled.decoding(vocabulary.size, gamma, vocabulary.eos_ids)
             sources = [pair.encode(prompt.source, source_length=512) for prompt in prompts]
-            asked = [Request(x, decoding, config.seed, i) for i, x in enumerate(sources)]
-            results = drawn(pair, asked, options.samples)
+            requests = [Request(x, decoding, config.seed, i) for i, x in enumerate(sources)]
+            results = drawn(pair, requests, options.samples)
             texts = [result.text for result in results]
             alone.setdefault(config.task, texts)
             without = [tuple(x[x != pair.target.pad_id].tolist()) for x in map(np.ravel, sources)]
@@ -109,18 +109,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
             row |= {"tokens_per_call": audited.tokens / calls}
             if metric := config.texts.metric:
                 row |= compared(metric, prompts, alone[config.task], texts, config.seed)
-            found.append(row | {"audit": audited.fields()})
-            contents = machine() | {"settings": settings(options), "rows": found}
+            rows.append(row | {"audit": audited.fields()})
+            contents = machine() | {"settings": settings(options), "rows": rows}
             (output / "sampled.json").write_text(json.dumps(contents, indent=1) + "\n")
-    show(found, Console())
+    show(rows, Console())
     print(f"Written: {output / 'sampled.json'}.")
-    if not all(row["audit"]["passed"] for row in found):
+    if not all(row["audit"]["passed"] for row in rows):
         raise SystemExit(1)
 
 
 def show(rows: Sequence[dict[str, Any]], console: Console) -> None:
     """Prints a line for each row and way."""
-    heads = "texts", "a call", "score", "above alone", "95%", "least p", "audit"
+    heads = "texts", "per call", "score", "above alone", "95%", "least p", "audit"
     shown = table("Samples at T = 1", "draft, way", *heads)
     for row in rows:
         score = above = interval = "–"

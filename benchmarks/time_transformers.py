@@ -3,7 +3,7 @@
     python -m benchmarks.time_transformers --target=t5_1_1_xxl --draft=t5_1_1_small
     python -m benchmarks.time_transformers --target=smollm2_135m --draft=none
 
-Random models never agree: an assisted step accepts no guess, and costs what any other one does.
+Random models never agree: an assisted step accepts no guess, and costs as much as any other.
 """
 # pyright: reportMissingImports=false
 
@@ -30,7 +30,7 @@ def made(size: str) -> Any:
         return AutoModelForCausalLM.from_config(kind).eval()
     kind.decoder_start_token_id = 0
     model = T5ForConditionalGeneration(kind).eval()
-    # Tied to the embedding, as initialized, it repeats its input.
+    # With logits tied to the initial embedding it would repeat its input.
     model.lm_head = torch.nn.Linear(kind.d_model, kind.vocab_size, bias=False)
     return model
 
@@ -42,7 +42,7 @@ def main() -> None:
     add("--target", default="t5_1_1_base", **sizes)
     add("--draft", default="t5_1_1_small", **sizes)
     add("--dtype", default="bfloat16", help="(%(default)s)")
-    add("--gamma", type=int, default=7, help="guesses a step (%(default)s)")
+    add("--gamma", type=int, default=7, help="guesses per step (%(default)s)")
     add("--source_length", type=int, default=128, help="(%(default)s)")
     add("--length", type=int, default=64, help="tokens of an output (%(default)s)")
     add("--rounds", type=int, default=3, help="(%(default)s)")
@@ -64,7 +64,7 @@ def main() -> None:
     body.register_forward_hook(lambda *given: passes.append(given[0]))
 
     def run(length: int, **given: Any) -> tuple[float, int]:
-        """Seconds of an output, and the target's passes."""
+        """Seconds for an output, and the target's passes."""
         passes.clear()
         began = time.perf_counter()
         given |= {"min_new_tokens": length, "max_new_tokens": length}
@@ -72,17 +72,17 @@ def main() -> None:
         target.generate(source, num_beams=1, do_sample=False, **given).tolist()
         return time.perf_counter() - began, len(passes)
 
-    found: dict[str, Any] = vars(options) | {"torch": torch.__version__}
-    for way, given in ways.items():
-        run(4, **given)
+    record: dict[str, Any] = vars(options) | {"torch": torch.__version__}
+    for way, extra in ways.items():
+        run(4, **extra)
         ms, calls = [], 0
         for _ in range(options.rounds):
-            (first, one), (whole, calls) = run(1, **given), run(options.length, **given)
+            (first, one), (whole, calls) = run(1, **extra), run(options.length, **extra)
             ms.append(1e3 * (whole - first) / (calls - one))
-        found[f"ms_{way}_step"] = statistics.median(ms)
-        found[f"tokens_{way}_step"] = options.length / calls
-    pathlib.Path(options.output).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    print(", ".join(f"{name}: {value}" for name, value in found.items()))
+        record[f"ms_{way}_step"] = statistics.median(ms)
+        record[f"tokens_{way}_step"] = options.length / calls
+    pathlib.Path(options.output).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    print(", ".join(f"{name}: {value}" for name, value in record.items()))
 
 
 if __name__ == "__main__":

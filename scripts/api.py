@@ -1,8 +1,9 @@
-"""Writes docs/api.md: every public name, its signature and what it is, from the code.
+"""Writes docs/api.md from the code: every public name, its signature and its description.
 
     python scripts/api.py
 
-It is of `speculative` and of the modules that README.md and docs/ import from. A test compares.
+It covers `speculative` and the modules that README.md and docs/ import from. A test checks that it
+is up to date.
 """
 
 import ast
@@ -18,44 +19,44 @@ from speculative.settings import Settings
 ROOT = pathlib.Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "api.md"
 HEAD = "# Public names\n\nThis page is made from the code by `python scripts/api.py`.\n"
-QUOTED = re.compile(r"(: |-> |\[)'([^']+)'")  # A type that is named before it is there.
+QUOTED = re.compile(r"(: |-> |\[)'([^']+)'")  # A type that is quoted because it is defined later.
 HIDDEN = re.compile("_|tree_(un)?flatten")
-SENTENCE = re.compile(r"(?<!e\.g)(?<=[.:])\s(?=[A-Z`])")  # Where one ends.
+SENTENCE = re.compile(r"(?<!e\.g)(?<=[.:])\s(?=[A-Z`])")  # Splits sentences.
 
 
 def modules() -> list[str]:
-    """The modules of the page."""
-    found = {"speculative", "speculative.pair"}
+    """The modules on the page."""
+    listed = {"speculative", "speculative.pair"}
     for page in (ROOT / "README.md", *ROOT.glob("docs/*.md")):
         text = page.read_text(encoding="utf-8")
         for module, names in re.findall(r"^from (speculative\S*) import (.+)$", text, re.M):
             package = hasattr(importlib.import_module(module), "__path__")
             for name in names.split(", "):
                 within = package and importlib.util.find_spec(f"{module}.{name}")
-                found.add(within.name if within else module)
-    return sorted(found)
+                listed.add(within.name if within else module)
+    return sorted(listed)
 
 
 def node_of(thing: Any) -> Any:
-    """The syntax of a class or function."""
+    """The syntax tree of a class or function."""
     return ast.parse(textwrap.dedent(inspect.getsource(thing))).body[0]
 
 
 def arguments(node: Any) -> str:
-    """The arguments of a function, or those that make a class, as they are written."""
+    """The arguments of a function or of a class's constructor, as written in the source."""
     if isinstance(node, ast.ClassDef):
         if begin := [own for own in node.body if getattr(own, "name", "") == "__init__"]:
             return arguments(begin[0])
         fields = [ast.unparse(own) for own in node.body if isinstance(own, ast.AnnAssign)]
         return ", ".join(field for field in fields if not re.match("_|.*ClassVar", field))
-    given = re.sub("^(self|cls)(, |$)", "", ast.unparse(node.args))
+    parameters = re.sub("^(self|cls)(, |$)", "", ast.unparse(node.args))
     if any(ast.unparse(one) == "by_name" for one in node.decorator_list):
-        given = given.replace("settings: Settings", f"*, {arguments(node_of(Settings))}")
-    return given
+        parameters = parameters.replace("settings: Settings", f"*, {arguments(node_of(Settings))}")
+    return parameters
 
 
 def entry(node: Any) -> str:
-    """A line: the signature, a property's name alone, and the first sentence of the docstring."""
+    """A line: the signature (a property's name only) and the docstring's first sentence."""
     marks = {ast.unparse(one).rpartition(".")[2] for one in node.decorator_list}
     shown = f"{node.name}({arguments(node)})"
     if isinstance(node, ast.ClassDef):
@@ -69,7 +70,7 @@ def entry(node: Any) -> str:
 
 
 def page() -> str:
-    """The whole page, on which each name stands once."""
+    """The whole page, on which each name appears once."""
     text, seen = HEAD, set[Any]()
     for name in modules():
         module, lines = importlib.import_module(name), ""

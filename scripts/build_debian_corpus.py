@@ -1,16 +1,17 @@
-"""Builds the Debian corpora and the vocabulary that the shipped models learned.
+"""Builds the Debian corpora and the vocabulary of the bundled models.
 
     python scripts/build_debian_corpus.py --mirror=MIRROR --output_dir=data
 
 MIRROR is the address of a Debian mirror's `debian` folder (https://www.debian.org/mirror/list).
-Fetches 350 MB into `downloads`, where a file is used again while its checksum holds, and takes
-a few minutes after that. Equal downloads give equal files.
+The script fetches 350 MB into `downloads`, where a file is reused while its checksum holds, and
+takes a few minutes after that. Equal downloads give equal files.
 
 Debian's archive holds every package description twice under one MD5 sum: as its maintainer wrote
-it, and as volunteers translated it. Writes `debian_ende` (English to German) and `debian_synopsis`
-(long to one line), each with `train.jsonl`, `validation.jsonl`, `test.jsonl` and, for distillation,
-`unlabelled.jsonl`; `debian_ende/extra.jsonl`, German translations of manuals and programs, for
-training only; and `debian.model`, the vocabulary. A line is an object: inputs, targets, package.
+it, and as volunteers translated it. The outputs are `debian_ende` (English to German) and
+`debian_synopsis` (long to one line), each with `train.jsonl`, `validation.jsonl`, `test.jsonl` and,
+for distillation, `unlabelled.jsonl`; `debian_ende/extra.jsonl`, German translations of manuals and
+programs, for training only; and `debian.model`, the vocabulary. A line is an object: inputs,
+targets, package.
 """
 
 import argparse
@@ -31,7 +32,7 @@ from typing import NamedTuple
 
 import sentencepiece
 
-RELEASES = ("bullseye", "bookworm", "trixie")  # Where descriptions differ, the last one's counts.
+RELEASES = ("bullseye", "bookworm", "trixie")  # If descriptions differ, the last release's counts.
 SOURCES = (
     "libreoffice,util-linux,shadow,dpkg,apt,installation-guide,git,man-db,adduser,devscripts,"
     "sssd,evolution,gedit,evince,coreutils,gnucash"
@@ -40,10 +41,10 @@ SOURCES = (
 SHINGLE = 5
 RESEMBLANCE = 0.6
 HELD_OUT = ("validation", "test")
-HELD_OUT_SHARE = 0.04  # of all families, once for validation and once for test
+HELD_OUT_SHARE = 0.04  # share of all families, once for validation and once for test
 HELD_OUT_SIZE = 1000
-HELD_OUT_WORDS = range(5, 51)  # of a text to translate; longer ones would mostly test truncation
-UNLABELLED_SIZE = 40_000  # a task
+HELD_OUT_WORDS = range(5, 51)  # in a text to translate; longer ones mostly test truncation
+UNLABELLED_SIZE = 40_000  # per task
 VOCABULARY_SIZE = 8192
 # A text that resembles many others is boilerplate ("This package contains the development
 # files."), which says nothing about kinship and would measure nothing in a test set.
@@ -63,11 +64,11 @@ _STEM_NOISE = re.compile(
     r"headers|runtime|gtk\d?|qt\d?|all|base|core|full|extra|server|client))+$|[-.\d]+$"
 )
 _GERMAN_PO = re.compile(r"(?:^|[/._-])de(?:/.*)?\.po$")
-# What is left of gettext entries after this is prose: tags of DocBook and of LibreOffice's help,
-# POD's B<...> and E<lt>, AsciiDoc's paired marks, keyboard mnemonics.
+# These reduce gettext entries to prose: they match tags of DocBook and of LibreOffice's help, POD's
+# B<...> and E<lt>, AsciiDoc's paired marks, keyboard mnemonics.
 _ENTITIES = {"&lt;": "<", "&gt;": ">", "&quot;": '"', "&nbsp;": " ", "&amp;": "&"}
 _TAG = re.compile(r"</?[A-Za-z][^<>]*>")
-# LibreOffice's help words a passage once for each system; the default wording remains.
+# LibreOffice's help has wordings for each system; only the default remains.
 _CASE = re.compile(r"<case(inline)?\b.*?</case(inline)?>", re.DOTALL)
 _POD = re.compile(r"\b[A-Z]<([^<>]*)>")
 _ASCIIDOC = re.compile(r"(?<!\w)(\*{1,2}|_{1,2}|`{1,2})(\S(?:.*?\S)?)\1(?!\w)")
@@ -96,12 +97,12 @@ class Example(NamedTuple):
 
     @property
     def key(self) -> str:
-        """What two inputs share that differ in punctuation, case or numbers alone."""
+        """A key shared by inputs that differ only in punctuation, case or numbers."""
         return " ".join(words(self.inputs))
 
 
 class Mirror:
-    """Files of a Debian mirror, each checked against a checksum and kept in a folder."""
+    """Files of a Debian mirror, checked against checksums and kept in a folder."""
 
     def __init__(self, url: str, downloads: pathlib.Path):
         self.url = url.rstrip("/")
@@ -120,29 +121,29 @@ class Mirror:
             ) from error
 
     def fetch(self, path: str, sha256: str) -> pathlib.Path:
-        """Downloads a file unless its copy has the checksum; ValueError if the mirror's has not."""
+        """Downloads a file unless a valid copy exists; ValueError if the checksum is wrong."""
         local = self.downloads / path
         if not (local.exists() and hashlib.sha256(local.read_bytes()).hexdigest() == sha256):
             content = self._read(path)
             if hashlib.sha256(content).hexdigest() != sha256:
                 raise ValueError(
-                    f"{self.url}/{path} has not the SHA256 {sha256} of its index: the mirror may "
-                    "be mid-update, so run again later or choose another --mirror"
+                    f"{self.url}/{path} does not have the SHA256 {sha256} of its index: the mirror "
+                    "may be mid-update, so run again later or choose another --mirror"
                 )
             local.parent.mkdir(parents=True, exist_ok=True)
             local.write_bytes(content)
         return local
 
     def index(self, release: str, name: str) -> str:
-        """Reads an index of a release (`main/i18n/Translation-de`), whichever way compressed."""
+        """Reads an index of a release (`main/i18n/Translation-de`), compressed as .xz or .bz2."""
         folder = f"dists/{release}"
         listed = self._read(f"{folder}/Release").decode()
         entry = rf"^ (\w{{64}}) +\d+ ({re.escape(name)}\.(?:xz|bz2))$"
-        found = re.search(entry, listed, re.MULTILINE)
-        if found is None:
+        match = re.search(entry, listed, re.MULTILINE)
+        if match is None:
             raise ValueError(f"release {release} of {self.url} lists no {name}.xz or .bz2")
-        content = self.fetch(f"{folder}/{found[2]}", found[1]).read_bytes()
-        return (lzma if found[2].endswith(".xz") else bz2).decompress(content).decode()
+        content = self.fetch(f"{folder}/{match[2]}", match[1]).read_bytes()
+        return (lzma if match[2].endswith(".xz") else bz2).decompress(content).decode()
 
 
 def fields(stanza: str) -> dict[str, str]:
@@ -152,35 +153,35 @@ def fields(stanza: str) -> dict[str, str]:
 
 def parse_translations(index: str, language: str) -> dict[str, Description]:
     """Reads a `Translation-<language>` index into descriptions by `Description-md5`."""
-    found = {}
+    descriptions = {}
     for stanza in map(fields, unicodedata.normalize("NFC", index).split("\n\n")):
         body = stanza.get(f"Description-{language}")
         if body is None or "Description-md5" not in stanza:
             continue
         synopsis, _, long = body.partition("\n")
         paragraphs = re.split(r"^ \.\s*$", long, flags=re.MULTILINE)
-        found[stanza["Description-md5"]] = Description(
+        descriptions[stanza["Description-md5"]] = Description(
             stanza["Package"],
             " ".join(synopsis.split()),
             tuple(stripped for p in paragraphs if (stripped := p.strip("\n").rstrip())),
         )
-    return found
+    return descriptions
 
 
 def source_archive(sources: str, package: str) -> tuple[str, str]:
-    """The path and SHA256, in a `Sources` index, of the tar file that has a package's messages."""
+    """The path and SHA256 of the tar file with a package's messages, from a `Sources` index."""
     stanza = re.search(rf"^Package: {re.escape(package)}\n(?:.+\n)*", sources, re.MULTILINE)
-    found = fields(stanza[0] if stanza else "")
+    values = fields(stanza[0] if stanza else "")
     kind = r"\.orig-translations" if package == "libreoffice" else r"(?:\.orig|_[^-]*)"
-    for line in found.get("Checksums-Sha256", "").splitlines()[1:]:
+    for line in values.get("Checksums-Sha256", "").splitlines()[1:]:
         checksum, _, name = line.split()
         if re.search(rf"{kind}\.tar\.\w+$", name):
-            return f"{found['Directory']}/{name}", checksum
+            return f"{values['Directory']}/{name}", checksum
     raise ValueError(f"the newest release lists no tar file of a source package {package!r}")
 
 
 def segments(paragraph: str) -> list[str]:
-    """Splits a paragraph before each bullet and joins the lines of every piece by one space."""
+    """Splits a paragraph before each bullet and joins the lines of each piece with spaces."""
     pieces: list[list[str]] = [[]]
     for line in paragraph.splitlines():
         if _BULLET.match(line):
@@ -191,7 +192,7 @@ def segments(paragraph: str) -> list[str]:
 
 
 def align(english: Description, german: Description) -> list[tuple[str, str]]:
-    """Pairs the segments of two descriptions where their structure agrees, else nothing."""
+    """Pairs the segments of two descriptions if their structure agrees, else none."""
     if len(english.paragraphs) != len(german.paragraphs):
         return []
     pairs: list[tuple[str, str]] = []
@@ -203,7 +204,7 @@ def align(english: Description, german: Description) -> list[tuple[str, str]]:
 
 
 def sentence_pairs(english: str, german: str) -> list[tuple[str, str]]:
-    """Splits a pair into sentence pairs; empty unless both sides have the same number above one."""
+    """Splits a pair into sentence pairs; empty unless both sides have equally many, two or more."""
     left, right = _SENTENCE_END.split(english), _SENTENCE_END.split(german)
     if len(left) != len(right) or len(left) < 2:
         return []
@@ -211,7 +212,7 @@ def sentence_pairs(english: str, german: str) -> list[tuple[str, str]]:
 
 
 def is_prose(text: str, min_words: int) -> bool:
-    """Whether a text has a fitting length and is letters for the most part."""
+    """Whether a text has a suitable length and is mostly letters."""
     letters = sum(c.isalpha() or c.isspace() for c in _URL.sub("", text))
     return min_words <= len(words(text)) <= 120 and letters >= 0.75 * len(text)
 
@@ -221,7 +222,7 @@ def is_translation(english: str, german: str) -> bool:
     known, right = set(words(english)), words(german)
     return (
         is_prose(english, min_words=3)
-        and "<trans>" not in german  # which stands for what is not translated yet
+        and "<trans>" not in german  # This marks text that is not translated yet.
         # Names and loan words are shared by any good pair; two thirds of all words are not.
         and len(right) > 0
         and sum(word in known for word in right) <= 0.66 * len(right)
@@ -231,7 +232,7 @@ def is_translation(english: str, german: str) -> bool:
 
 
 def parse_po(text: str) -> Iterator[tuple[str, str]]:
-    """Yields (msgid, msgstr) of a gettext file, but for fuzzy, plural and obsolete entries."""
+    """Yields (msgid, msgstr) of a gettext file, except fuzzy, plural and obsolete entries."""
     for block in re.split(r"\n\s*\n", text.replace("\r", "")):
         if re.search(r"^#,.*\bfuzzy\b", block, re.MULTILINE):
             continue
@@ -253,7 +254,7 @@ def unescape(text: str) -> str:
 
 
 def plain_text(markup: str) -> str:
-    """Turns a gettext message into plain prose; empty where placeholders or code remain."""
+    """Turns a gettext message into plain prose; empty if placeholders or code remain."""
     if "bookmark_value" in markup:  # index entries run into each other
         return ""
     text = markup.replace("%PRODUCTNAME", "LibreOffice").replace("\N{SOFT HYPHEN}", "")
@@ -270,7 +271,7 @@ def plain_text(markup: str) -> str:
 
 
 def words(text: str) -> list[str]:
-    """Lower-case words, punctuation dropped, digits all alike (so versions do not tell apart)."""
+    """Lower-case words without punctuation; digits become 0, so versions do not matter."""
     return re.findall(r"\w+", re.sub(r"\d", "0", text.lower()))
 
 
@@ -337,7 +338,7 @@ def split_of(family: str) -> str:
 
 
 def shuffled(examples: Iterable[Example]) -> list[Example]:
-    """An order that depends on the texts alone, so that any prefix is a fair sample."""
+    """Orders examples by a hash of their texts only, so that any prefix is a fair sample."""
     return sorted(
         examples,
         key=lambda e: (hashlib.sha256(f"{e.inputs}\0{e.targets}".encode()).digest(), e.package),
@@ -367,7 +368,7 @@ def unique(examples: Iterable[Example]) -> list[Example]:
 def resembling(held_out: Sequence[Example]) -> Callable[[str], list[int]]:
     """Builds the leak detector of a held-out set.
 
-    The function maps a training text to the indices of the held-out examples of which it shares
+    The function maps a training text to the indices of the held-out examples with which it shares
     more than `RESEMBLANCE` of the shingles of the shorter of the two (so a single sentence of a
     held-out paragraph counts, and so does a long text that contains one).
     """
@@ -390,13 +391,13 @@ def resembling(held_out: Sequence[Example]) -> Callable[[str], list[int]]:
 def separate(
     train: Sequence[Example], held_out: Sequence[Example]
 ) -> tuple[list[Example], list[Example]]:
-    """Removes whatever resembles across the split, boilerplate from the held-out side."""
+    """Removes resembling examples from the training side, boilerplate from the held-out side."""
     matches_of = resembling(held_out)
     matches = [matches_of(example.inputs) for example in train]
-    counts = collections.Counter(i for found in matches for i in found)
+    counts = collections.Counter(i for matched in matches for i in matched)
     boilerplate = {i for i, n in counts.items() if n > BOILERPLATE_EXAMPLE}
     return (
-        [e for e, found in zip(train, matches, strict=True) if boilerplate.issuperset(found)],
+        [e for e, matched in zip(train, matches, strict=True) if boilerplate.issuperset(matched)],
         [e for i, e in enumerate(held_out) if i not in boilerplate],
     )
 
@@ -443,11 +444,11 @@ def extra_examples(package: str, archive: pathlib.Path) -> Iterator[Example]:
 def unlabelled_examples(
     english: Descriptions, family: dict[str, str]
 ) -> tuple[list[Example], list[Example]]:
-    """Inputs without targets, on which a draft is distilled from what the target writes.
+    """Inputs without targets, on which a draft is distilled from the target's outputs.
 
-    Paragraphs that nobody has translated, and descriptions cut to their first or last
-    paragraphs, of training families alone: the target was not trained on these inputs, so it
-    treats them as it will treat a user's.
+    They are paragraphs that nobody has translated, and descriptions without their last or first
+    paragraph, only from training families: the target was not trained on these inputs, so it treats
+    them like a user's.
     """
     to_translate, to_summarize = [], []
     for _, (package, _, paragraphs) in sorted(english.items()):
@@ -489,7 +490,8 @@ def build(mirror: Mirror) -> dict[str, dict[str, list[Example]]]:
     for name in HELD_OUT:
         ende[name] = [e for e in ende[name] if len(e.inputs.split()) in HELD_OUT_WORDS]
 
-    # Across tasks too, for one model learns both: it must not have met a test text in the other.
+    # Separate across tasks too, because one model learns both: it must not have met a test text in
+    # the other task.
     for task in tasks.values():
         task["validation"], task["test"] = separate(task["validation"], task["test"])
         for name in HELD_OUT:
@@ -497,7 +499,7 @@ def build(mirror: Mirror) -> dict[str, dict[str, list[Example]]]:
                 other["train"], task[name] = separate(other["train"], task[name])
             task[name] = task[name][:HELD_OUT_SIZE]
 
-    # Every text that joins the training side later passes the same gate as those before it.
+    # Every text that joins the training side later must pass the same check.
     matches = resembling([e for task in tasks.values() for name in HELD_OUT for e in task[name]])
 
     def admitted(candidates: Iterable[Example]) -> list[Example]:
@@ -519,8 +521,8 @@ def build(mirror: Mirror) -> dict[str, dict[str, list[Example]]]:
 
 
 def train_vocabulary(texts: Collection[str], path: pathlib.Path) -> None:
-    """Writes a unigram model with T5's ids (pad 0, eos 1, unk 2) and an encoding for any text."""
-    # By hash, so that a sample follows neither the alphabet nor the order of the corpora.
+    """Writes a unigram model with T5's ids (pad 0, eos 1, unk 2) that can encode any text."""
+    # Sorting by hash makes a sample independent of the alphabet and of the order of the corpora.
     sample = sorted(texts, key=lambda text: hashlib.sha256(text.encode()).digest())[:200_000]
     with path.open("wb") as file:
         sentencepiece.SentencePieceTrainer.train(

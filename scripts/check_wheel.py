@@ -2,9 +2,9 @@
 
     python scripts/check_wheel.py
 
-The environment is new, the folder empty; there is no compiler on the path and no home folder.
-Exit code 1 if a command does not do what is said below. It takes ten minutes, and needs a package
-index or pip's cache.
+The environment is new, the folder empty; there is no compiler on the path and no home folder. The
+exit code is 1 if a command does not behave as listed below. This takes ten minutes, and needs a
+package index or pip's cache.
 """
 
 import os
@@ -18,12 +18,12 @@ import tempfile
 
 ROOT = pathlib.Path(__file__).parent.parent
 TEXT = "'translate English to German: This package contains a small editor.'"
-# Less of everything: what is measured does not matter here.
+# Measurements are short, because their values do not matter here.
 BINDINGS = ("rounds = 1", "max_length = 16", "alpha_tokens = 20")
 SHORT = " ".join(["--limit=1", *(f"--gin='RowConfig.{binding}'" for binding in BINDINGS)])
 
-# Commands, which depend on what is packaged or on a dependency, and a pattern of what each says. A
-# command that wants what is not installed ends in an error, and with exit code 2.
+# Commands, which depend on packaged files or on a dependency, and a pattern of each one's output. A
+# command that needs a package that is not installed ends in an error, with exit code 2.
 CASES = {
     f"generate {TEXT}": "Editor",
     f"generate --json --draft=copy {TEXT}": '"tokens"',
@@ -42,7 +42,7 @@ CASES = {
 
 
 def build(place: pathlib.Path) -> pathlib.Path:
-    """The wheel of what git knows of the checkout, as it is now."""
+    """Builds the wheel from the checkout's files that git tracks, as they are now."""
     files = subprocess.check_output(["git", "ls-files", "-z"], cwd=ROOT, text=True).split("\0")
     for name in filter(None, files):
         copy = place / "source" / name
@@ -56,7 +56,7 @@ def build(place: pathlib.Path) -> pathlib.Path:
 
 
 def install(wheel: pathlib.Path, environment: pathlib.Path) -> pathlib.Path:
-    """The folder of programs of a new environment that has the wheel."""
+    """Installs the wheel in a new environment and returns its folder of programs."""
     subprocess.check_call([sys.executable, "-m", "venv", str(environment)])
     pip = [str(environment / "bin" / "python"), "-m", "pip", "--quiet", "install"]
     subprocess.check_call([*pip, "-c", str(ROOT / "constraints.txt"), str(wheel)])
@@ -69,7 +69,7 @@ def main() -> int:
         place = pathlib.Path(temporary)
         programs = install(build(place), place / "venv")
         (place / "elsewhere").mkdir()
-        # Programs are compiled once for all commands; without this they would be for each.
+        # Without this cache, programs would be compiled again for each command.
         env = {"PATH": str(programs), "JAX_COMPILATION_CACHE_DIR": str(place / "compiled")}
         for command, says in CASES.items():
             done = subprocess.run(
@@ -79,13 +79,13 @@ def main() -> int:
                 capture_output=True,
                 encoding="utf-8",
             )
-            said = done.stdout + done.stderr
+            output = done.stdout + done.stderr
             code = 2 if says.startswith("error: ") else 0
-            found = re.search(says, " ".join(said.split()))
-            good = done.returncode == code and found and "Traceback" not in said
+            match = re.search(says, " ".join(output.split()))
+            good = done.returncode == code and match and "Traceback" not in output
             print(f"{'works' if good else 'FAILED':<6} speculative {command}", flush=True)
             if not good:
-                print(f"exit code {done.returncode}, expected {code} and {says!r}\n{said[-3000:]}")
+                print(f"exit code {done.returncode}, not {code} with {says!r}\n{output[-3000:]}")
                 failed += 1
     print(f"{failed} of {len(CASES)} failed.")
     return int(failed > 0)

@@ -1,4 +1,4 @@
-"""Writes the token ids of tasks, by default both of Debian, for training without TensorFlow.
+"""Writes the token ids of tasks, by default both Debian tasks, for training without TensorFlow.
 
 SPECULATIVE_DATA=data python scripts/export_tokenized.py --output_dir=data/tokenized
 python scripts/export_tokenized.py --tasks=wmt_t2t_ende_v003 --output_dir=data/tokenized
@@ -17,7 +17,7 @@ T5_LENGTHS = {"inputs": 512, "targets": 512}
 
 
 def export(task: str, split: str, path: pathlib.Path) -> tuple[int, int]:
-    """Writes a split's token ids, prefix and EOS included, as `speculative.training.data`.
+    """Writes a split's token ids, prefix and EOS included, for `speculative.training.data`.
 
     Training examples beyond `MAX_LENGTHS` are left out, because half a translation would teach the
     model to stop early; held-out ones are cut, so that every system is measured on the same
@@ -25,7 +25,7 @@ def export(task: str, split: str, path: pathlib.Path) -> tuple[int, int]:
     longer. A language model's texts have the same limit.
 
     Returns:
-        The numbers of examples that were kept and left out.
+        The numbers of examples kept and left out.
 
     Raises:
         ValueError: there is no such task, or the split cannot be read.

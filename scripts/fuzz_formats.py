@@ -1,13 +1,13 @@
-"""Damages files of every format that is read, and counts what reading them ends in.
+"""Damages files of every format that the package reads, and counts the outcomes of reading them.
 
 python scripts/fuzz_formats.py --variants=10000 --seed=0
 
 A variant is one damaged file: bytes changed, cut, added or repeated, a value of its JSON replaced,
-or the file gone. Reading it may give what was there, or end in a ValueError that names the file or
-its folder. Formats without checksums may also give something else; ours (native) may not. All else
-is a fault: another exception, a message without the file, no answer for a minute (the process
-hangs, or has ended). Faults are printed with the variant's number, which `--only` runs again.
-Exits with 1 if there are any.
+or the file removed. Reading it may give the original content, or raise a ValueError that names the
+file or its folder. Formats without checksums may also give other content; ours (native) may not.
+Anything else is a fault: another exception, a message without the file, no answer for a minute (the
+process hangs, or has ended). Faults are printed with the variant's number, which `--only` reruns.
+The exit code is 1 if there are any.
 """
 
 import argparse
@@ -41,7 +41,7 @@ ODD = json.loads(
 
 
 def make(folder: pathlib.Path) -> None:
-    """Small files of every format, each in a folder of its own."""
+    """Writes small files of every format, each in a separate folder."""
     import jax
     import numpy as np
 
@@ -86,10 +86,10 @@ def digest(*values: Any) -> str:
 def read_checkpoint(folder: pathlib.Path, _: pathlib.Path) -> str:
     from speculative import checkpoints
 
-    found = checkpoints.open(folder)
-    tensors = [(name, found.read(name).tobytes()) for name in sorted(found.tensors)]
-    vocabulary = found.open_vocabulary()
-    return digest(found.config, tensors, vocabulary and vocabulary.fingerprint)
+    checkpoint = checkpoints.open(folder)
+    tensors = [(name, checkpoint.read(name).tobytes()) for name in sorted(checkpoint.tensors)]
+    vocabulary = checkpoint.open_vocabulary()
+    return digest(checkpoint.config, tensors, vocabulary and vocabulary.fingerprint)
 
 
 def read_table(folder: pathlib.Path, damaged: pathlib.Path) -> str:
@@ -119,11 +119,11 @@ def read_rows(folder: pathlib.Path, damaged: pathlib.Path) -> str:
 
 
 READERS = {"tables": read_table, "text": read_text, "rows": read_rows}
-"""By folder; every other folder is a checkpoint."""
+"""Readers by folder; every other folder is a checkpoint."""
 
 
 def damage(content: bytes, file: pathlib.Path, rng: random.Random) -> bytes | None:
-    """The content of a damaged file; None where the file is gone."""
+    """The content of a damaged file; None if the file is removed."""
     kind = rng.choice(["json"] * 3 + ["bytes", "bytes", "cut", "added", "repeated", "gone"])
     if kind == "json":
         try:
@@ -136,7 +136,7 @@ def damage(content: bytes, file: pathlib.Path, rng: random.Random) -> bytes | No
     if kind == "bytes":
         changed = bytearray(content)
         for _ in range(many if content else 0):
-            # Half of them near the beginning, where headers are.
+            # Half of the changes are near the beginning, where headers are.
             limit = len(content) if rng.random() < 0.5 else min(len(content), 512)
             changed[rng.randrange(limit)] = rng.randrange(256)
         return bytes(changed)
@@ -147,7 +147,7 @@ def damage(content: bytes, file: pathlib.Path, rng: random.Random) -> bytes | No
 
 
 def _replaced(value: Any, rng: random.Random) -> Any:
-    """A value of JSON in which one value, at any depth, is an odd one, or is gone."""
+    """A JSON value in which one value, at any depth, is replaced by an odd one or removed."""
     if isinstance(value, dict | list) and value and rng.random() < 0.9:
         keys = list(value) if isinstance(value, dict) else range(len(value))
         key = rng.choice(keys)
@@ -165,7 +165,7 @@ def undamaged(reader: Callable[..., str], folder: pathlib.Path, file: pathlib.Pa
 
 
 def outcome(original: pathlib.Path, seed: int, number: int) -> tuple[str, str, str]:
-    """The folder, the outcome and what was said, of one variant."""
+    """The folder, the outcome and the message of one variant."""
     rng = random.Random(f"{seed} {number}")
     folder = pathlib.Path(shutil.copytree(original, original.parent / f"copy {os.getpid()}"))
     try:
@@ -178,14 +178,14 @@ def outcome(original: pathlib.Path, seed: int, number: int) -> tuple[str, str, s
             file.write_bytes(damaged)
         reader = READERS.get(original.name, read_checkpoint)
         try:
-            found = reader(folder, file)
+            content = reader(folder, file)
         except ValueError as error:
-            said = str(error)
-            named = file.name in said or str(folder) in said
-            return original.name, "refused" if named else "unnamed", f"{file.name}: {said}"
+            message = str(error)
+            named = file.name in message or str(folder) in message
+            return original.name, "refused" if named else "unnamed", f"{file.name}: {message}"
         except Exception:
             return original.name, "exception", f"{file.name}: {traceback.format_exc()}"
-        if found == undamaged(reader, original, original / file.relative_to(folder)):
+        if content == undamaged(reader, original, original / file.relative_to(folder)):
             return original.name, "same", ""
         kind = "wrong" if original.name.startswith("native") else "other"
         return original.name, kind, f"{file.name} was read as something else"
@@ -194,43 +194,43 @@ def outcome(original: pathlib.Path, seed: int, number: int) -> tuple[str, str, s
 
 
 def run(folder: pathlib.Path, seed: int, numbers: list[int]) -> dict[int, tuple[str, str, str]]:
-    """The outcomes of variants, from a process that is replaced when it ends or hangs."""
+    """The outcomes of variants, from a process that is replaced if it ends or hangs."""
     context = multiprocessing.get_context("spawn")
     originals = sorted(folder.iterdir())
-    found: dict[int, tuple[str, str, str]] = {}
+    outcomes: dict[int, tuple[str, str, str]] = {}
     pool = context.Pool(1)
     for number in track(numbers, "Variants", console=Console(stderr=True)):
         original = originals[number % len(originals)]
         try:  # The first waits for imports.
-            found[number] = pool.apply_async(outcome, (original, seed, number)).get(SECONDS)
+            outcomes[number] = pool.apply_async(outcome, (original, seed, number)).get(SECONDS)
         except multiprocessing.TimeoutError:
-            found[number] = (original.name, "hang", "")
+            outcomes[number] = (original.name, "hang", "")
             pool.terminate()
             pool = context.Pool(1)
     pool.terminate()
-    return found
+    return outcomes
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Damages files of every format and reads them.")
     parser.add_argument("--variants", type=int, default=10_000, help="damaged files (10000)")
-    parser.add_argument("--seed", type=int, default=0, help="of the damages (0)")
-    parser.add_argument("--only", type=int, metavar="N", help="variant N alone")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the damage (0)")
+    parser.add_argument("--only", type=int, metavar="N", help="run only variant N")
     options = parser.parse_args()
     numbers = list(range(options.variants)) if options.only is None else [options.only]
     with tempfile.TemporaryDirectory() as folder:
         made = pathlib.Path(folder)
         make(made)
-        found = run(made, options.seed, numbers)
-    counts = collections.Counter((name, kind) for name, kind, _ in found.values())
+        outcomes = run(made, options.seed, numbers)
+    counts = collections.Counter((name, kind) for name, kind, _ in outcomes.values())
     table = Table("files", *OUTCOMES)
-    for name in sorted({name for name, _, _ in found.values()}):
+    for name in sorted({name for name, _, _ in outcomes.values()}):
         table.add_row(name, *(str(counts[name, kind] or "") for kind in OUTCOMES))
-    faults = {number: each for number, each in found.items() if each[1] in FAULTS}
-    for number, (name, kind, said) in faults.items():
-        print(f"variant {number}, {name}, {kind}: {said}")
+    faults = {number: each for number, each in outcomes.items() if each[1] in FAULTS}
+    for number, (name, kind, message) in faults.items():
+        print(f"variant {number}, {name}, {kind}: {message}")
     Console().print(table)
-    print(f"{len(found)} variants, {len(faults)} faults.")
+    print(f"{len(outcomes)} variants, {len(faults)} faults.")
     parser.exit(1 if faults else 0)
 
 

@@ -1,12 +1,12 @@
-"""Kills runs (SIGKILL) at random moments, goes on with them, and compares what they leave.
+"""Kills runs (SIGKILL) at random moments, resumes them, and compares the files they leave.
 
     python scripts/kill_runs.py --sweep=20 --conversion=10 --training=5
 
 A sweep, a conversion and a training run each run once undisturbed. Then they are killed, each time
-right after a random number of changes of their folder, and started again until as many kills are
-done as asked for. What a killed run leaves must be part of what the undisturbed one left: whole
-files, and lines of JSON. What a finished run leaves must be all of it, times apart. A file of the
-user's must stay. Exit code 1 if anything differs.
+right after a random number of changes to their folder, and restarted until the requested number of
+kills is done. A killed run must leave a part of the undisturbed run's results: whole files, and
+lines of JSON. A finished run must leave all of them, except for times. A file of the user's must
+stay. The exit code is 1 if anything differs.
 """
 
 import argparse
@@ -30,7 +30,7 @@ from speculative.training import data
 
 ROOT = pathlib.Path(__file__).parents[1]
 SPECULATIVE = [sys.executable, "-m", "speculative.cli"]
-MINE = "out.unfinished/mine.txt"  # In a folder with a name that a careless program would use.
+MINE = "out.unfinished/mine.txt"  # A careless program would use a folder of this name.
 TIMED = re.compile(
     "(c|verify_cost|seconds|started_at|tokens_per_second|seconds_a_step|hours_left)$|ms_|speedup"
 )
@@ -49,7 +49,7 @@ TRAINING = {
     "loop.TrainConfig.checkpoint_every": 10,
 }
 
-# What is compared of a run's folder.
+# The compared files of a run's folder.
 RESULTS = {
     "sweep": ("out/records.jsonl", "out/rows/**/examples.jsonl"),
     "conversion": ("out/**/*",),
@@ -58,7 +58,7 @@ RESULTS = {
 
 
 def command(kind: str, folder: pathlib.Path) -> list[str]:
-    """Rows of the shipped pair, the shipped target as T5X, or a tiny model of random text."""
+    """Measures the bundled pair, converts the bundled target to T5X, or trains a tiny model."""
     out = folder / "out"
     if kind == "sweep":
         less = ["--limit=3", "--gin=RowConfig.rounds = 1", f"--output_dir={out}"]
@@ -71,7 +71,7 @@ def command(kind: str, folder: pathlib.Path) -> list[str]:
 
 
 def write_text(folder: pathlib.Path) -> None:
-    """The tokenised files that the training run reads."""
+    """Writes the tokenized files that the training run reads."""
     rng = np.random.default_rng(0)
     for task in ("debian_ende", "debian_synopsis"):
         for split, count in (("train", 60), ("validation", 9), ("test", 5)):
@@ -80,20 +80,20 @@ def write_text(folder: pathlib.Path) -> None:
 
 
 def listing(folder: pathlib.Path) -> dict[str, int]:
-    """All files with their sizes; changes while it is made do no harm."""
-    found = {}
+    """All files with their sizes; files may change meanwhile."""
+    sizes = {}
     for place, _, files in os.walk(folder):
         for path in (os.path.join(place, file) for file in files):
             with contextlib.suppress(FileNotFoundError):
-                found[path] = os.stat(path).st_size
-    return found
+                sizes[path] = os.stat(path).st_size
+    return sizes
 
 
 def run(kind: str, folder: pathlib.Path, most: int | None = None) -> tuple[bool, int]:
-    """Runs, to the end or up to so many changes of the folder.
+    """Runs to the end, or until the folder has changed `most` times.
 
     Returns:
-        Whether it ended by itself, and the changes.
+        Whether it ended by itself, and the number of changes.
     """
     if not folder.exists():
         (folder / MINE).parent.mkdir(parents=True)
@@ -109,15 +109,15 @@ def run(kind: str, folder: pathlib.Path, most: int | None = None) -> tuple[bool,
         if changes == most:
             process.kill()
         time.sleep(0.001)
-    _, said = process.communicate()
+    _, errors = process.communicate()
     if process.returncode not in (0, -signal.SIGKILL):
-        raise RuntimeError(f"{kind} ended with {process.returncode}: {said[-2000:].decode()}")
+        raise RuntimeError(f"{kind} ended with {process.returncode}: {errors[-2000:].decode()}")
     return process.returncode == 0, changes
 
 
 def results(kind: str, folder: pathlib.Path) -> collections.Counter[str]:
-    """What a run left: lines of JSON without times, and the hashes of other files."""
-    found = collections.Counter[str]()
+    """A run's results: lines of JSON without times, and the hashes of other files."""
+    counts = collections.Counter[str]()
     paths = [path for pattern in (MINE, *RESULTS[kind]) for path in folder.glob(pattern)]
     for path in filter(pathlib.Path.is_file, paths):
         content = path.read_bytes()
@@ -128,16 +128,16 @@ def results(kind: str, folder: pathlib.Path) -> collections.Counter[str]:
                 json.dumps({name: line[name] for name in line if not TIMED.match(name)})
                 for line in lines
             ]
-        found.update(f"{path.relative_to(folder)}: {each}" for each in contents)
-    return found
+        counts.update(f"{path.relative_to(folder)}: {each}" for each in contents)
+    return counts
 
 
 def campaign(kind: str, kills: int, folder: pathlib.Path) -> int:
-    """Kills one kind of run so often; the number of times that something was wrong."""
+    """Kills one kind of run `kills` times; returns the number of faults."""
     write_text(folder)
     _, changes = run(kind, folder / "undisturbed")
     expected = results(kind, folder / "undisturbed")
-    print(f"{kind}: undisturbed, {changes} changes of its folder", flush=True)
+    print(f"{kind}: undisturbed, {changes} changes to its folder", flush=True)
     faults, done, runs, finished = 0, 0, 0, False
     while done < kills or not finished:
         place = folder / f"run {runs}"
@@ -145,21 +145,21 @@ def campaign(kind: str, kills: int, folder: pathlib.Path) -> int:
         done += not ended
         # A conversion is complete when its destination is there, and is not repeated.
         ended = ended or (kind == "conversion" and (place / "out").exists())
-        found = results(kind, place)
-        more, missing = [*(found - expected)], [*(expected - found)] if ended else []
+        left = results(kind, place)
+        more, missing = [*(left - expected)], [*(expected - left)] if ended else []
         if more or missing:
             faults += 1
-            print(f"{kind}, after kill {done}: more {more[:3]}, missing {missing[:3]}", flush=True)
+            print(f"{kind}, after kill {done}: extra {more[:3]}, missing {missing[:3]}", flush=True)
         finished = ended or bool(more)
         runs += finished
-    print(f"{kind}: {done} kills, {runs} runs to their end, {faults} faults", flush=True)
+    print(f"{kind}: {done} kills, {runs} finished runs, {faults} faults", flush=True)
     return faults
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Kills runs at random moments; compares the rest.")
+    parser = argparse.ArgumentParser(description="Kills runs at random moments; compares results.")
     for kind, count in (("sweep", 20), ("conversion", 10), ("training", 5)):
-        parser.add_argument(f"--{kind}", type=int, default=count, help=f"kills ({count})")
+        parser.add_argument(f"--{kind}", type=int, default=count, help=f"number of kills ({count})")
     options = parser.parse_args()
     faults = 0
     for kind in RESULTS:

@@ -1,10 +1,10 @@
-"""Makes golden files of transformers' models of today, small ones, for tests.
+"""Makes golden files for tests from small versions of transformers' current models.
 
     PYTHONPATH=. python scripts/make_decoder_golden.py [NAME ...]
 
-Needs torch and transformers (the extra `peers`). Writes `tests/data/decoders/NAME.npz`: the
+This needs torch and transformers (the extra `peers`). It writes `tests/data/decoders/NAME.npz`: the
 `config.json`, texts, some of their logits, and greedy continuations of prompts. Weights are
-`tests.by_name.weights`. Encoder-decoders are beside them, with sources in place of prompts.
+`tests.by_name.weights`. Encoder-decoders go to `encoder_decoders`, with sources instead of prompts.
 """
 
 import json
@@ -31,7 +31,7 @@ SIZES = {
     **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id")),
 }
 LLAMA_3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 16}
-# Every feature of its kind is on, and shows within the texts' few positions.
+# Every feature of a model type is on, and shows within the texts' few positions.
 MODELS: dict[str, dict[str, Any]] = {
     "llama": {
         "model_type": "llama",
@@ -88,11 +88,11 @@ ENCODER_DECODERS: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": True,
     }
 }
-POSITIONS, EVERY, GREEDY = 40, 5, 40  # Logits are kept of every fifth position.
+POSITIONS, EVERY, GREEDY = 40, 5, 40  # Logits of every fifth position are kept.
 
 
 def model(settings: dict[str, Any]) -> transformers.PreTrainedModel:
-    """A model of the settings of a `config.json`, with the weights of `by_name`."""
+    """A model with the settings of a `config.json` and the weights of `by_name`."""
     config = transformers.AutoConfig.for_model(**SIZES | settings)
     made = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
     with torch.no_grad():
@@ -104,7 +104,7 @@ def model(settings: dict[str, Any]) -> transformers.PreTrainedModel:
 def continued(
     made: transformers.PreTrainedModel, prompts: list[np.ndarray]
 ) -> tuple[np.ndarray, float]:
-    """Greedy tokens behind each prompt, and the least by which a greatest logit exceeds others."""
+    """Greedy tokens after each prompt, and the smallest lead of a greatest logit over the next."""
     greedy, gap = [], np.inf
     for prompt in prompts:
         tokens = torch.tensor(prompt)[None]
@@ -118,7 +118,7 @@ def continued(
 
 
 def about(made: transformers.PreTrainedModel, seed: int) -> tuple[dict[str, np.ndarray], float]:
-    """Sources, texts and greedy tokens about them, logits of the texts; and as of `continued`."""
+    """Sources, texts, their logits, and greedy tokens; and the smallest lead, see `continued`."""
     rng = np.random.default_rng(seed)
     inputs = rng.integers(3, 64, (3, 14))
     inputs[1, 9:] = inputs[2, 4:] = 0
@@ -138,8 +138,8 @@ def about(made: transformers.PreTrainedModel, seed: int) -> tuple[dict[str, np.n
         tokens = torch.cat([tokens, last.argmax(-1)[:, None]], dim=1)
     small = {"inputs": np.where(inputs == 0, -1, inputs), "texts": texts}
     small["greedy"] = tokens[:, 1:].numpy()
-    found = {key: value.astype(np.int8) for key, value in small.items()}
-    return found | {"logits": logits(torch.tensor(texts)).numpy()}, gap
+    arrays = {key: value.astype(np.int8) for key, value in small.items()}
+    return arrays | {"logits": logits(torch.tensor(texts)).numpy()}, gap
 
 
 @torch.no_grad()
@@ -151,9 +151,9 @@ def write_encoder_decoder(name: str) -> None:
     for key, parameter in made.named_parameters():
         parameter.copy_(torch.tensor(weights(key, tuple(parameter.shape))))
     tried = (about(made, seed) for seed in range(4, 40))
-    found = next(found for found, gap in tried if gap > 1e-3)
+    arrays = next(arrays for arrays, gap in tried if gap > 1e-3)
     file = FOLDER.with_name("encoder_decoders") / f"{name}.npz"
-    np.savez_compressed(file, config=np.array(json.dumps(settings)), **found)  # pyright: ignore
+    np.savez_compressed(file, config=np.array(json.dumps(settings)), **arrays)  # pyright: ignore
     print(f"Written: {file}.")
 
 
@@ -168,7 +168,7 @@ def main() -> None:
         if name in ENCODER_DECODERS:
             continue
         made, size = model(MODELS[name]), SIZES["vocab_size"]
-        for seed in range(4, 40):  # The first whose greedy tokens rounding cannot change.
+        for seed in range(4, 40):  # Take the first whose greedy tokens rounding cannot change.
             rng = np.random.default_rng(seed)
             texts = rng.integers(0, size, (2, POSITIONS))
             prompts = [rng.integers(0, size, length) for length in (14, 1, 6)]

@@ -2,13 +2,13 @@
 
     python scripts/make_transformers_golden.py
 
-Needs torch and transformers (the extra `peers`). Writes a folder for each version into
+This needs torch and transformers (the extra `peers`). It writes a folder for each version into
 `tests/data`: `config.json`, `model.safetensors`, and `expected.npz` with inputs, logits and greedy
-continuations. T5's inputs are padded with 0, GPT-2's with -1. ByT5's has a tokenizer, and a text
-with its tokens.
+continuations. T5's inputs are padded with 0, GPT-2's with -1. ByT5's folder also has a tokenizer,
+and a text with its tokens.
 
-The file `transformers_t5_shapes.json.gz` holds the configuration of public checkpoints, as Google's
-`config.json` have it, and the names and shapes of the tensors of transformers' models of these
+The file `transformers_t5_shapes.json.gz` holds the configurations of public checkpoints, as in
+Google's `config.json`, and the names and shapes of the tensors of transformers' models with these
 configurations (as JSON, made without weights).
 """
 
@@ -25,7 +25,7 @@ DATA = pathlib.Path(__file__).parents[1] / "tests" / "data"
 GATED = {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
 VERSIONS: dict[str, dict[str, Any]] = {
     "transformers_v1_0": {"feed_forward_proj": "relu", "tie_word_embeddings": True},
-    "transformers_v1_1": GATED,  # As are LM-adapted and Flan-T5.
+    "transformers_v1_1": GATED,  # LM-adapted and Flan-T5 are the same.
     "transformers_ul2": {"feed_forward_proj": "gated-silu", "tie_word_embeddings": False},
     "transformers_mt5": {"model_type": "mt5", **GATED},
     "transformers_umt5": {"model_type": "umt5", **GATED},
@@ -49,7 +49,7 @@ SIZES = {
     "num_heads": 3,
     "decoder_start_token_id": 0,
 }
-TEXT = "Ein naïver Wunsch: €5 🙂"  # For bytes.
+TEXT = "Ein naïver Wunsch: €5 🙂"  # A text for ByT5.
 GPT2 = "transformers_gpt2"
 GPT2_SIZES = {"vocab_size": 96, "n_embd": 24, "n_head": 3, "n_layer": 2, "n_positions": 64}
 GREEDY = 24
@@ -73,7 +73,7 @@ USUAL = {"model_type": "t5", "vocab_size": 32128, "d_kv": 64}
 
 
 def untrained(settings: dict[str, Any]) -> transformers.PreTrainedModel:
-    """A model of the family and the sizes that a `config.json` has."""
+    """A model of the family and sizes in a `config.json`."""
     kind = {"mt5": "MT5", "umt5": "UMT5"}.get(settings.get("model_type", ""), "T5")
     settings = {name: value for name, value in settings.items() if name != "model_type"}
     config = getattr(transformers, f"{kind}Config")(**settings)
@@ -81,11 +81,11 @@ def untrained(settings: dict[str, Any]) -> transformers.PreTrainedModel:
 
 
 def make(version: str) -> transformers.PreTrainedModel:
-    """A random model in which no norm is at its initial value, so that a missing one shows."""
+    """A random model in which no norm has its initial value, so that a missing one shows."""
     torch.manual_seed(7)
     model = untrained(SIZES | VERSIONS[version])
     if not VERSIONS[version]["tie_word_embeddings"]:
-        # Recent versions tie a new model's logits in any case, and keep those of a loaded one.
+        # Recent versions always tie a new model's logits, but keep those of a loaded one.
         model.lm_head.weight = torch.nn.Parameter(0.2 * torch.randn(model.lm_head.weight.shape))
         model.config.tie_word_embeddings = False
     with torch.no_grad():
@@ -120,7 +120,7 @@ def expected(model: transformers.PreTrainedModel) -> dict[str, np.ndarray]:
 
 
 def make_gpt2() -> transformers.GPT2LMHeadModel:
-    """A random GPT-2 in which no norm and no bias is at its initial value."""
+    """A random GPT-2 in which no norm and no bias has its initial value."""
     torch.manual_seed(8)
     ends = {"bos_token_id": None, "eos_token_id": None}
     model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**GPT2_SIZES, **ends)).eval()
@@ -136,7 +136,7 @@ def make_gpt2() -> transformers.GPT2LMHeadModel:
 
 
 def expected_gpt2(model: transformers.GPT2LMHeadModel) -> dict[str, np.ndarray]:
-    """Prompts of different lengths, logits of whole texts, and greedy tokens behind each prompt."""
+    """Prompts of different lengths, logits of whole texts, and greedy tokens after each prompt."""
     rng = np.random.default_rng(4)
     prompts = [rng.integers(0, GPT2_SIZES["vocab_size"], length) for length in (14, 1, 6)]
     inputs = np.full((3, 14), -1)
@@ -168,20 +168,20 @@ def save(
     weights, first = folder / "model.safetensors", DATA / "transformers_v1_1" / "model.safetensors"
     weights.chmod(0o644)
     if folder != first.parent and weights.read_bytes() == first.read_bytes():
-        weights.unlink()  # Those of mT5 and UL2 are v1.1's, and stored once.
+        weights.unlink()  # mT5 and UL2 have the same weights as v1.1, which are stored once.
     np.savez_compressed(folder / "expected.npz", **computed)  # pyright: ignore[reportArgumentType]
     print(f"Written: {folder}.")
 
 
 def shapes() -> dict[str, dict[str, Any]]:
-    """What `SHAPES` holds, by the names of the hub."""
+    """The content of `SHAPES`, by the models' names on the hub."""
     made = {}
     for name, settings in PUBLIC.items():
         settings = USUAL | settings
         with torch.device("meta"):
             model = untrained(settings)
-        found = {key: list(value.shape) for key, value in model.state_dict().items()}
-        made[name] = {"config": settings, "tensors": found}
+        sizes = {key: list(value.shape) for key, value in model.state_dict().items()}
+        made[name] = {"config": settings, "tensors": sizes}
     return made
 
 

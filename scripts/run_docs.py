@@ -1,11 +1,11 @@
-"""Runs the commands and the Python of README.md and docs/.
+"""Runs the commands and the Python code in README.md and docs/.
 
     python scripts/run_docs.py                    (README.md docs/*.md, unless files are named)
 
-Commands stand in blocks, fenced or indented, and between backquotes. Those that need something
-that is not here are left out, but their options are looked at. What is measured is measured on one
-short text. The Python of a page is run as one program. Exit code 1 if anything fails. It takes
-half an hour.
+Commands are in fenced or indented blocks, and between backquotes. Those that need something not
+available here are skipped, but their options are checked. Measurements use one short text. The
+Python code of a page is run as one program. The exit code is 1 if anything fails. This takes half
+an hour.
 """
 
 import argparse
@@ -23,17 +23,17 @@ PAGES = ["README.md", *sorted(str(page.relative_to(ROOT)) for page in ROOT.glob(
 PROGRAMS = "speculative|python|make|pip|sh"  # A line is a command if it begins with one of these.
 TEXT = "translate English to German: This package contains a small editor.\n"  # Standard input.
 
-# As a page about meshes says; other commands use the first device.
+# docs/mesh.md sets this; other commands use the first device.
 FOUR = "--xla_force_host_platform_device_count=4"
 
-# What a command is run as, by a pattern.
+# Replacements in a command before it is run, by pattern.
 MEANT = {
     r"^\.venv(-tpu)?/bin/": "",
     r"^make demo": "speculative demo",
     r"\bDIR…": "results/demo",
 }
 
-# Patterns of commands that are not run.
+# Patterns of commands that are not run, by reason.
 ABSENT = [
     *(
         "gs://",
@@ -41,15 +41,15 @@ ABSENT = [
         "^(make|pip|sh) ",
         "speculative compile",
         "--distributed",
-    ),  # Network, machines.
-    "-m benchmarks|random",  # Much memory, or many minutes.
-    "…|[.][.][.]",  # The rest of the command.
-    r"\b(DIR|FILE|TARGET|DRAFT|FOLDER)\b|[a-z]\.(txt|tsv)",  # Files and folders of the user's own.
-    r"samples\.jsonl|my_tasks|table ?9|data/tokenized|work/",  # What other steps make.
+    ),  # They need a network or machines.
+    "-m benchmarks|random",  # They need much memory or many minutes.
+    "…|[.][.][.]",  # The command is incomplete.
+    r"\b(DIR|FILE|TARGET|DRAFT|FOLDER)\b|[a-z]\.(txt|tsv)",  # Files and folders of the user.
+    r"samples\.jsonl|my_tasks|table ?9|data/tokenized|work/",  # Outputs of other steps.
 ]
 
-# Options with which a command takes less time, by a pattern. Results have a folder for each
-# command, for where there are some already a command goes on with them.
+# Options that shorten a command, by pattern. Each command has a separate folder for results,
+# because it would resume existing ones.
 BINDINGS = ("rounds = 1", "max_length = 16", "alpha_tokens = 20")
 LESS = {
     "run|table [2-5]|tune|verify|demo|evaluate": ["--limit=1"],
@@ -61,7 +61,7 @@ LESS = {
 
 
 def commands(text: str) -> Iterator[str]:
-    """The commands of a page as they are run, in order; after a backslash a line goes on."""
+    """The commands of a page as they are run, in order; a backslash continues a line."""
     text = re.sub(r"^```(?!sh)\w+\n.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
     blocks = r"^```sh\n(.*?)^```$|((?:^(?: {4}.*)?\n)+)|`([^`]+)`"
     for block, indented, span in re.findall(blocks, text, re.MULTILINE | re.DOTALL):
@@ -75,20 +75,20 @@ def commands(text: str) -> Iterator[str]:
 
 
 def wrong(command: str) -> str:
-    """What is wrong with the options of a command of the package; empty if nothing is."""
+    """The error in the options of a command of the package; empty if there is none."""
     from speculative import cli
 
-    name, *given = shlex.split(command)
+    name, *words = shlex.split(command)
     if name == "speculative":
         try:
-            cli._parser().parse_args([word for word in given if word not in ("…", "...")])
+            cli._parser().parse_args([word for word in words if word not in ("…", "...")])
         except (SystemExit, ValueError) as error:
             return str(error)
     return ""
 
 
 def failure(command: str, number: int, folder: pathlib.Path) -> str:
-    """Runs a command in a folder; what it said if it failed, else nothing."""
+    """Runs a command in a folder; returns its output if it failed, else nothing."""
     kinds = [kind for kind in LESS if re.match(f"speculative ({kind})", command)]
     options = " ".join(option for kind in kinds for option in LESS[kind])
     path = f"{pathlib.Path(sys.executable).parent}:{os.environ['PATH']}"
@@ -100,16 +100,16 @@ def failure(command: str, number: int, folder: pathlib.Path) -> str:
         capture_output=True,
         encoding="utf-8",
     )
-    said = done.stdout + done.stderr
-    good = done.returncode == 0 and "Traceback" not in said
-    return "" if good else f"exit code {done.returncode}\n{said[-3000:]}"
+    output = done.stdout + done.stderr
+    good = done.returncode == 0 and "Traceback" not in output
+    return "" if good else f"exit code {done.returncode}\n{output[-3000:]}"
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("pages", nargs="*", default=PAGES, help="(README.md and docs/*.md)")
     pages = {page: (ROOT / page).read_text(encoding="utf-8") for page in parser.parse_args().pages}
-    found = dict.fromkeys(command for text in pages.values() for command in commands(text))
+    tested = dict.fromkeys(command for text in pages.values() for command in commands(text))
     failed = 0
     with tempfile.TemporaryDirectory(prefix="run-docs-") as temporary:
         folder = pathlib.Path(temporary)
@@ -117,14 +117,14 @@ def main() -> int:
             program = folder / f"{page.replace('/', '_')}.py"
             if blocks := re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
                 program.write_text("\n".join(blocks), encoding="utf-8")
-                found[f"python {program.name}"] = None
-        for number, command in enumerate(found):
+                tested[f"python {program.name}"] = None
+        for number, command in enumerate(tested):
             absent = any(re.search(pattern, command) for pattern in ABSENT)
-            said = wrong(command) or ("" if absent else failure(command, number, folder))
-            status = "FAILED" if said else "left out" if absent else "works"
-            print(f"{status:<8} {command}", *filter(None, [said]), sep="\n", flush=True)
-            failed += bool(said)
-    print(f"{failed} of {len(found)} failed.")
+            problem = wrong(command) or ("" if absent else failure(command, number, folder))
+            status = "FAILED" if problem else "left out" if absent else "works"
+            print(f"{status:<8} {command}", *filter(None, [problem]), sep="\n", flush=True)
+            failed += bool(problem)
+    print(f"{failed} of {len(tested)} failed.")
     return int(failed > 0)
 
 

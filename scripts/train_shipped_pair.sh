@@ -1,10 +1,9 @@
 #!/usr/bin/env bash
-# Trains the shipped pair: the target, the deeper target, then the draft, on text that the target
-# writes.
+# Trains the bundled pair: the target, the deeper target, then the draft, on the target's outputs.
 #   DATA=data/tokenized WORK=work OUT=work/pair scripts/train_shipped_pair.sh
-# Every stage goes on where it stopped and is skipped when done. With MINUTES set, a stage that
-# runs out of time is saved and the script exits with 75: the same command goes on.
-# Needs no TensorFlow; DATA is made by scripts/export_tokenized.py.
+# Every stage resumes where it stopped and is skipped when done. With MINUTES set, a stage that
+# runs out of time is saved and the script exits with 75: rerun it to resume.
+# It needs no TensorFlow; scripts/export_tokenized.py makes DATA.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
@@ -20,13 +19,13 @@ LIMIT=${MINUTES:+--max_minutes="$MINUTES"}
   --init_from="$WORK/pair/shallow" \
   --data_dir="$DATA" --work_dir="$WORK/target" --out_dir="$OUT/target"
 
-distil() {  # DIR, the draft to make, and options
+distil() {  # Arguments: DIR, the draft to make, and options.
   [ -e "$1" ] || "$PYTHON" -m speculative.cli distil --config=configs/training/draft.gin $LIMIT \
     --target="$OUT/target" --data_dir="$DATA" --output="$@"
 }
 distil "$WORK/pair/draft_once" --work_dir="$WORK/draft"
 
-# Once more over the same text, in another order and from a lower peak.
+# Train once more on the same text, in another order and from a lower peak learning rate.
 mkdir -p "$WORK/draft_again"
 cp -rn "$WORK/draft/texts" "$WORK/draft_again/"
 distil "$OUT/draft" --work_dir="$WORK/draft_again" --init_from="$WORK/pair/draft_once" \

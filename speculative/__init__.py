@@ -17,7 +17,7 @@ _HOMES |= {"Settings": "settings", "load": "loading"}
 
 
 def __getattr__(name: str) -> Any:
-    """Imports what is used, so that the command line can answer before JAX is there."""
+    """Imports a name on first use, so that the command line can answer before JAX is loaded."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -1,4 +1,4 @@
-"""Chats: messages that a model's own template makes a prompt of."""
+"""Chats: messages, rendered as a prompt by the model's own template."""
 
 import dataclasses
 import datetime
@@ -12,54 +12,54 @@ from speculative.special_tokens import SpecialTokens
 from speculative.vocabulary import Rendered
 
 Message = Mapping[str, Any]
-"""Of a chat, as others write it: its `role`, mostly system, user or assistant, and `content`."""
+"""A chat message in the usual form: `role` (mostly system, user or assistant) and `content`."""
 
-ITERATIONS = 100_000  # That loops over numbers may have together.
+ITERATIONS = 100_000  # The most iterations of all loops over numbers in a template.
 
 
 @dataclasses.dataclass(frozen=True)
 class Template:
-    """A Jinja template, and the spellings of special tokens that it may name."""
+    """A Jinja template, and the spellings of the special tokens that it may use."""
 
     source: str
-    model: str  # Whose it is, for messages.
+    model: str  # The model's name, for error messages.
     begin: str = ""
     end: str = ""
     pad: str = ""
 
     def __call__(self, messages: Sequence[Message], goes_on: bool = True) -> Rendered:
-        """The prompt of messages, up to where the answer begins if it `goes_on`.
+        """Renders messages as a prompt, including the start of the answer's turn if it `goes_on`.
 
-        ValueError is raised if they are no messages, or the template does not take them.
+        ValueError is raised if the messages are malformed or the template rejects them.
         """
-        given = checked(messages)
+        valid = checked(messages)
         names = {"bos_token": self.begin, "eos_token": self.end, "pad_token": self.pad}
         try:
             compiled = _environment().from_string(self.source)
-            found = compiled.render(messages=given, add_generation_prompt=goes_on, **names)
+            rendered = compiled.render(messages=valid, add_generation_prompt=goes_on, **names)
         except Exception as error:  # Templates are programs, which may fail in any way.
-            said = " ".join(str(error).split()).rstrip(".") or type(error).__name__
+            reason = " ".join(str(error).split()).rstrip(".") or type(error).__name__
             raise ValueError(
-                f"The chat template of {self.model} cannot be used with these messages: {said}. "
-                "Change them, or give the prompt as a text of its own (without --chat)."
+                f"The chat template of {self.model} cannot be used with these messages: {reason}. "
+                "Change them, or give the prompt as plain text (without --chat)."
             ) from error
-        return Rendered(found)
+        return Rendered(rendered)
 
 
 def template(special: SpecialTokens, model: str) -> Template:
     """The template of a model; ValueError if it has none."""
     if special.template is None:
         raise ValueError(
-            f"{model} has no chat template: it is no model for chats, or its folder lacks "
+            f"{model} has no chat template: it is not a chat model, or its folder lacks "
             "chat_template.jinja and the chat_template of tokenizer_config.json; give prompts as "
-            "texts (without --chat)."
+            "plain text (without --chat)."
         )
     spelled = special.begin or "", special.end or "", special.pad or ""
     return Template(special.template, model, *spelled)
 
 
 def checked(messages: Any) -> list[dict[str, Any]]:
-    """Messages that are such; ValueError says which is none."""
+    """Copies well-formed messages as dicts; ValueError names the first malformed one."""
     if not isinstance(messages, list | tuple) or not messages:
         raise ValueError(f"messages must be a list of at least one, not {messages!r}.")
     for number, message in enumerate(messages, 1):
@@ -71,7 +71,7 @@ def checked(messages: Any) -> list[dict[str, Any]]:
 
 @functools.cache
 def _environment() -> Any:
-    """What templates are run in: as in transformers, but loops over numbers come to an end."""
+    """The environment of templates: as in transformers, but loops over numbers are limited."""
     try:
         import jinja2
         from jinja2 import ext, nodes, sandbox
@@ -79,7 +79,7 @@ def _environment() -> Any:
         raise ValueError("To run chat templates, install jinja2: pip install jinja2.") from error
 
     class Generation(ext.Extension):
-        """``{% generation %}`` marks what an assistant wrote, which changes no text."""
+        """``{% generation %}`` marks the assistant's text; it does not change the output."""
 
         tags = {"generation"}
 
@@ -100,11 +100,11 @@ def _environment() -> Any:
     )
 
     def numbers(*given: int) -> range:
-        found = range(*given)
-        made.left -= len(found)
+        span = range(*given)
+        made.left -= len(span)
         if made.left < 0:
-            raise ValueError(f"its loops take more than {ITERATIONS:,} turns")
-        return found
+            raise ValueError(f"its loops take more than {ITERATIONS:,} iterations")
+        return span
 
     def refuse(message: str) -> None:
         raise jinja2.TemplateError(message)

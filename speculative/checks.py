@@ -1,4 +1,4 @@
-"""Checks of settings: a value of another type or range is a ValueError of one sentence."""
+"""Checks of settings: a value of the wrong type or range raises a one-sentence ValueError."""
 
 import contextlib
 import dataclasses
@@ -10,18 +10,18 @@ from types import NoneType
 from typing import Any
 
 MAX_BATCH = 1024  # Texts that are decoded together.
-MAX_GAMMA = 64  # Guesses of a step that commands and rows take; more never pay.
-MAX_NODES = 255  # Guesses of a tree.
-MAX_SAMPLES = 2047  # Of one text: their numbers are told apart by multiples of 2^20.
+MAX_GAMMA = 64  # Guesses per step that commands and rows accept; more never pay off.
+MAX_NODES = 255  # Guesses in a tree.
+MAX_SAMPLES = 2047  # Samples of one text, numbered in multiples of 2^20.
 MAX_TOKENS = 10**5  # The longest source and output.
 
 
 class SettingError(ValueError):
-    """A setting of another type or range; the sentence begins with the setting's name."""
+    """A setting of the wrong type or range; the message begins with the setting's name."""
 
 
 def whole(name: str, value: Any, low: int, high: int | None = None) -> int:
-    """A whole number from `low` to `high`, which may be NumPy's; no bool and no 2.0."""
+    """Returns a whole number from `low` to `high`, possibly NumPy's; rejects bools and 2.0."""
     with contextlib.suppress(TypeError):
         number = operator.index(value)
         if not isinstance(value, bool) and low <= number and (high is None or number <= high):
@@ -31,7 +31,7 @@ def whole(name: str, value: Any, low: int, high: int | None = None) -> int:
 
 
 def real(name: str, value: Any, must: str, fits: Callable[[float], bool]) -> float:
-    """A number that fits, which may be NumPy's; `must` says in words what fits."""
+    """Returns a number that `fits`, possibly NumPy's; `must` states the condition in words."""
     if not isinstance(value, bool | str | bytes):
         with contextlib.suppress(TypeError, ValueError, OverflowError):
             if fits(number := float(value)):
@@ -40,36 +40,36 @@ def real(name: str, value: Any, must: str, fits: Callable[[float], bool]) -> flo
 
 
 def mesh(name: str, value: Any) -> dict[str, int]:
-    """The sizes of a mesh's axes, data and model, of a text like ``data:2,model:4``."""
-    found = re.fullmatch(r"(?:data:(\d{1,6}),)?model:(\d{1,6})|data:(\d{1,6})", str(value))
-    sizes = [int(size or 1) for size in found.groups()] if found else [0]
+    """The sizes of a mesh's data and model axes, parsed from a text like ``data:2,model:4``."""
+    match = re.fullmatch(r"(?:data:(\d{1,6}),)?model:(\d{1,6})|data:(\d{1,6})", str(value))
+    sizes = [int(size or 1) for size in match.groups()] if match else [0]
     if 0 in sizes:
-        said = "must be model:N, data:N or data:N,model:M with numbers of devices"
-        raise SettingError(f"{name} {said}, not {value!r}.")
+        must = "must be model:N, data:N or data:N,model:M with numbers of devices"
+        raise SettingError(f"{name} {must}, not {value!r}.")
     return {"data": sizes[0] * sizes[2], "model": sizes[1]}
 
 
 def devices(value: str | None) -> int:
-    """The devices of a mesh; without one, a single one."""
+    """The number of devices of a mesh; 1 without a mesh."""
     sizes = mesh("mesh", value) if value else {}
     return sizes.get("data", 1) * sizes.get("model", 1)
 
 
 def shards(target: str | None, draft: str | None) -> tuple[int, int]:
-    """In how many parts devices hold a target and a draft of such meshes."""
+    """The numbers of parts in which devices with these meshes hold the target and the draft."""
     parts = mesh("mesh", target)["model"] if target else 1
     return parts, parts if draft else 1
 
 
 def instance(name: str, value: Any, *kinds: type) -> None:
-    """Whether a value is of one of some types."""
+    """Raises ValueError unless a value is of one of the types."""
     if not isinstance(value, kinds):
         words = " or ".join(kind.__name__ for kind in kinds if kind is not type(None))
         raise ValueError(f"{name} must be of type {words}, not {value!r}.")
 
 
 def text(name: str, value: Any) -> str:
-    """A text that UTF-8 can hold: bytes that are not UTF-8 reach Python as lone surrogates."""
+    """Returns a text that UTF-8 can encode: Python reads other bytes as lone surrogates."""
     instance(name, value, str)
     try:
         value.encode()
@@ -84,7 +84,7 @@ def text(name: str, value: Any) -> str:
 def fields(settings: Any) -> None:
     """Checks a dataclass of numbers and texts by its annotations; ValueError names a field.
 
-    A whole number will do for a float, no truth value for a number, and no number is infinite.
+    A float may be a whole number, a number may not be a truth value, and none may be infinite.
     """
     words = {int: "a whole number", float: "a finite number", str: "a text", NoneType: "None"}
     words |= {list: "whole numbers", dict: "texts by name"}
@@ -113,7 +113,7 @@ def _whole_numbers(value: Any) -> bool:
     return all(map(_whole_numbers, value)) if isinstance(value, list) else type(value) is int
 
 
-# What JAX may be set to, the value that is needed, and why.
+# Settings of JAX, the value that is needed, and the reason.
 _JAX = (
     ("jax_enable_x64", False, "models are computed in 32 bits here"),
     ("jax_numpy_dtype_promotion", "standard", "numbers of several types are mixed here"),
@@ -122,12 +122,12 @@ _JAX = (
 
 
 def jax_settings() -> None:
-    """Raises ValueError if JAX is set to what would break programs, often with a traceback."""
+    """Raises ValueError if a setting of JAX would break programs, often with a traceback."""
     import jax
 
     for name, needed, why in _JAX:
         value = getattr(jax.config, name)
-        value = getattr(value, "value", value)  # Of an enumeration.
+        value = getattr(value, "value", value)  # Some settings are enumerations.
         if value not in (needed, "warn"):
             raise ValueError(
                 f"JAX is set to {name} = {value!r} (the variable {name.upper()}, or "
@@ -136,9 +136,9 @@ def jax_settings() -> None:
 
 
 def no_device(error: RuntimeError) -> str | None:
-    """What to do about JAX's error of a platform that is not here; None of other errors."""
-    found = re.match("Unable to initialize backend '(.*?)'", str(error))
-    return found and (
-        f"There is no device of the platform {found[1]!r} here, which JAX_PLATFORMS asks for; "
-        "leave it unset to take what there is, or run this on such a machine."
+    """Advice on JAX's error for a platform that this machine lacks; None for other errors."""
+    match = re.match("Unable to initialize backend '(.*?)'", str(error))
+    return match and (
+        f"There is no device of the platform {match[1]!r} here, which JAX_PLATFORMS requests; "
+        "leave it unset to use any device there is, or run this on a machine that has one."
     )

@@ -26,7 +26,7 @@ from speculative.commands import (
 )
 
 USAGE_ERROR, INTERRUPTED, CLOSED_PIPE = 2, 130, 141
-"""Exit codes; the last two are a shell's own for SIGINT and SIGPIPE."""
+"""Exit codes; the last two are a shell's for SIGINT and SIGPIPE."""
 
 COMMANDS = generate.COMMANDS | tables.COMMANDS | bench.COMMANDS | convert.COMMANDS
 COMMANDS |= count.COMMANDS | distil.COMMANDS | compile.COMMANDS | audit.COMMANDS
@@ -34,25 +34,25 @@ COMMANDS |= evaluate.COMMANDS
 
 
 class _Parser(argparse.ArgumentParser):
-    """One line an error, like every other error, instead of a usage text before it."""
+    """Reports an error in one line, like every other error, without the usage text."""
 
     def error(self, message: str) -> NoReturn:
         raise ValueError(f"{message} (see {self.prog} --help)")
 
 
 class _CommandParser(_Parser):
-    """Of one command; what it does not know is told before all else, and points to its own help."""
+    """Parses one command; unknown options are reported first, with a pointer to its help."""
 
     def parse_known_args(self, args, namespace=None):  # pyright: ignore
-        """See `ArgumentParser`, which leaves what is unknown to the parser of all commands."""
+        """See `ArgumentParser`, which leaves unknown arguments to the parser of all commands."""
         own = args[: args.index("--")] if "--" in args else args
-        for given, following in itertools.zip_longest(own, own[1:], fillvalue=""):
-            name, _, value = given.partition("=")
+        for word, following in itertools.zip_longest(own, own[1:], fillvalue=""):
+            name, _, value = word.partition("=")
             option = f"{self.prog} {name}"
             gone = removed.said(option) or removed.said(f"{option} {value or following}")
             if gone is not None:
                 raise ValueError(gone)
-            if re.match(r"--?[a-z]\S*$", given, re.I) and name not in self._option_string_actions:
+            if re.match(r"--?[a-z]\S*$", word, re.I) and name not in self._option_string_actions:
                 self.error(f"there is no option {name}")
         options, unknown = super().parse_known_args(args, namespace)
         if unknown:
@@ -61,21 +61,21 @@ class _CommandParser(_Parser):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a command and returns its exit code; 2 is wrong input, 130 an interrupt."""
+    """Runs a command and returns its exit code; 2 means wrong input, 130 an interrupt."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _interrupt)
-    # Tracing makes many objects that live on, which the collector would look through again and
-    # again: of a table of the shipped pair that is a twentieth of the time.
+    # Tracing makes many long-lived objects, which the collector would scan again and again. For a
+    # table of the bundled pair that takes a twentieth of the time.
     gc.set_threshold(100_000, 50, 100)
     try:
         arguments = sys.argv[1:] if arguments is None else arguments
         if arguments and (gone := removed.said(f"speculative {arguments[0]}")):
             raise ValueError(gone)
-        _reconfigure(errors="replace")  # What a locale cannot say must end nothing.
+        _reconfigure(errors="replace")  # A locale may lack characters.
         options = _parser().parse_args(arguments)
-        if getattr(options, "json", False):  # Half a character is said as JSON says it.
+        if getattr(options, "json", False):  # Lone surrogates are escaped as in JSON.
             _reconfigure(encoding="utf-8", errors="backslashreplace")
-        options.arguments = list(arguments)  # For processes that are to run the same.
+        options.arguments = list(arguments)  # Worker processes run with them too.
         code = COMMANDS[options.command].run(options)
         sys.stdout.flush()
         return code or 0
@@ -87,21 +87,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"interrupted{interrupt}", file=sys.stderr)
         return INTERRUPTED
     except (ValueError, OSError, RuntimeError) as error:
-        said = checks.no_device(error) if isinstance(error, RuntimeError) else disk.sentence(error)
-        if said is None:
+        message = (
+            checks.no_device(error) if isinstance(error, RuntimeError) else disk.sentence(error)
+        )
+        if message is None:
             raise
-        print("error:", said, file=sys.stderr)
+        print("error:", message, file=sys.stderr)
         return USAGE_ERROR
 
 
 def _reconfigure(encoding: str | None = None, errors: str | None = None) -> None:
-    """How standard output encodes, unless a caller has replaced it by something else."""
+    """Sets the encoding of standard output, unless a caller has replaced the stream."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(encoding=encoding, errors=errors)
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    """Raises KeyboardInterrupt, but ends an import at once: a library may abort if it fails."""
+    """Raises KeyboardInterrupt; in an import it exits at once, as a library may then abort."""
     while frame is not None:
         if frame.f_code.co_filename.startswith("<frozen importlib"):
             os.write(2, b"interrupted\n")
@@ -118,8 +120,8 @@ def _parser() -> argparse.ArgumentParser:
         dest="command", required=True, metavar="command", parser_class=_CommandParser
     )
     for name, command in COMMANDS.items():
-        said = command.help
-        own = commands.add_parser(name, help=said, description=said, allow_abbrev=False)
+        text = command.help
+        own = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
         command.add_options(own)
     return parser
 

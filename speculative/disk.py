@@ -1,4 +1,4 @@
-"""Files: text by lines, JSON by lines, files whole or not at all, and folders with one owner."""
+"""Files: text and JSON by lines, files written whole or not at all, and one writer per folder."""
 
 import contextlib
 import errno
@@ -14,25 +14,25 @@ from absl import logging
 
 Entry = TypeVar("Entry")
 Path = str | pathlib.Path
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # The disk, or a limit on what it may take.
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # The disk is full, or a limit is reached.
 
 
 def sentence(error: Exception) -> str:
-    """An error as a line; what the system refused becomes a sentence with file and remedy."""
-    said = str(error)
+    """An error as one line; a system error becomes a sentence with the file and a remedy."""
+    message = str(error)
     if isinstance(error, OSError) and error.strerror:
         where = f"{error.filename}: " if error.filename else ""
-        remedy = "see that the path is right, and that you may use it"
+        remedy = "check that the path is right and that you may use it"
         if error.errno in FULL:
             remedy = "free some space, raise the limit or choose another folder"
-        said = f"{where}{error.strerror}; {remedy}."
-    return " ".join(said.split())
+        message = f"{where}{error.strerror}; {remedy}."
+    return " ".join(message.split())
 
 
 def text(path: Path, raw: bytes | None = None, first: int = 1) -> str:
     """The text of a UTF-8 file, or of the bytes `raw` read there, without a byte-order mark.
 
-    `first` is the number of their first line. Raises ValueError with the line that is not UTF-8.
+    `first` is the number of their first line. Raises ValueError naming the line that is not UTF-8.
     """
     raw = pathlib.Path(path).read_bytes() if raw is None else raw
     try:
@@ -52,14 +52,14 @@ def lines(content: str) -> list[str]:
 
 @contextlib.contextmanager
 def reading(place: object, fault: str = "cannot be read") -> Iterator[None]:
-    """Makes a ValueError of whatever is raised within, for damage has many kinds of errors.
+    """Turns any error raised within into a ValueError, because damage causes many kinds of errors.
 
-    The message names the `place`, a file or folder, and its `fault`. A ValueError that names it
-    already is left alone.
+    The message names the `place`, a file or folder, and its `fault`. A ValueError that already
+    names it is passed on.
     """
     try:
         yield
-    except TimeoutError:  # No damage, and elsewhere on the same network it would be the same.
+    except TimeoutError:  # This is no damage, and the same network would fail elsewhere too.
         raise
     except Exception as error:
         if isinstance(error, ValueError) and str(place) in str(error):
@@ -67,22 +67,22 @@ def reading(place: object, fault: str = "cannot be read") -> Iterator[None]:
         if isinstance(error, OSError) and error.strerror:
             named = error.filename if str(place) in str(error.filename) else place
             raise ValueError(f"{named} cannot be read: {error.strerror.lower()}.") from error
-        bare = isinstance(error, LookupError) or not str(error)  # A key alone says nothing.
-        said = repr(error) if bare else str(error).rstrip(".")
-        raise ValueError(f"{place} {fault}: {said}; fetch it again or restore it.") from error
+        bare = isinstance(error, LookupError) or not str(error)  # A bare key says nothing.
+        reason = repr(error) if bare else str(error).rstrip(".")
+        raise ValueError(f"{place} {fault}: {reason}; fetch it again or restore it.") from error
 
 
 def read_json(path: pathlib.Path) -> dict[str, Any]:
-    """The JSON object that a file holds; raises ValueError, naming the file, if it holds none."""
+    """The JSON object in a file; raises ValueError, naming the file, if it holds none."""
     with reading(path, "is not JSON"):
-        found = json.loads(path.read_text(encoding="utf-8"))
-    if not isinstance(found, dict):
+        value = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(value, dict):
         raise ValueError(f"{path} holds no JSON object; fetch it again or restore it.")
-    return found
+    return value
 
 
 def writable(path: Path) -> pathlib.Path:
-    """A file's path, in a folder that is made; OSError, before long work, if it cannot be."""
+    """Creates a file's folder and returns its path; OSError, before long work, if it cannot."""
     path = pathlib.Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
@@ -93,13 +93,13 @@ def writable(path: Path) -> pathlib.Path:
 
 @contextlib.contextmanager
 def written(path: Path) -> Iterator[pathlib.Path]:
-    """Where to write a file or a folder that takes the place of `path` when the block ends.
+    """Yields a place to write a file or a folder, which replaces `path` when the block ends.
 
-    It lies in a private folder beside `path`, so that others who write the same are not met; if
-    the block fails, nothing is left. An OSError names `path`, whose folder is made.
+    It lies in a private folder next to `path`, so that concurrent writers do not collide; if the
+    block fails, nothing is left. An OSError names `path`, whose folder is created.
     """
     path = writable(path)
-    if path.exists() and not path.is_file():  # A device, such as /dev/stdout, stays.
+    if path.exists() and not path.is_file():  # A device such as /dev/stdout is not replaced.
         yield path
         return
     path = path.resolve()
@@ -113,12 +113,13 @@ def written(path: Path) -> Iterator[pathlib.Path]:
             part.replace(path)
     except Exception as error:
         code = error.errno if isinstance(error, OSError) else None
-        # Libraries wrap what the system said in errors of their own.
+        # Libraries wrap system errors in their own.
         code = code or next((code for code in FULL if os.strerror(code) in str(error)), None)
         if not code and not isinstance(error, OSError):
             raise
-        said = os.strerror(code) if code else str(error)  # NumPy tells no number of a short write.
-        raise OSError(code or errno.EIO, said, str(path)) from error
+        # NumPy reports a short write without an error number.
+        reason = os.strerror(code) if code else str(error)
+        raise OSError(code or errno.EIO, reason, str(path)) from error
 
 
 def write(path: Path, content: str) -> None:
@@ -129,10 +130,10 @@ def write(path: Path, content: str) -> None:
 
 @contextlib.contextmanager
 def owned(folder: Path) -> Iterator[None]:
-    """Makes a folder, into which no other process writes results before the block ends.
+    """Creates a folder and keeps other processes from writing results there until the block ends.
 
-    The lock dies with its process. If another has it, ValueError is raised. A folder that was made
-    and stayed empty goes again.
+    The lock ends with its process. If another process has it, ValueError is raised. A folder that
+    was created and stayed empty is removed.
     """
     folder = pathlib.Path(folder)
     made = not folder.exists()
@@ -141,27 +142,27 @@ def owned(folder: Path) -> Iterator[None]:
         with locked(folder / ".lock") as ours:
             if not ours:
                 raise ValueError(
-                    f"Another process is writing results to {folder}; wait for its end, or choose "
-                    "another folder."
+                    f"Another process is writing results to {folder}; wait until it ends, or "
+                    "choose another folder."
                 )
             yield
     finally:
-        with contextlib.suppress(OSError):  # It is not empty, or gone.
+        with contextlib.suppress(OSError):  # It is not empty, or already gone.
             if made:
                 folder.rmdir()
 
 
 @contextlib.contextmanager
 def locked(file: pathlib.Path) -> Iterator[bool]:
-    """Whether this process has the lock that a file is, which goes at the end.
+    """Yields whether this process holds the lock file, which is removed at the end.
 
-    The lock dies with its process. Where a file system has none, everyone is told that they have.
+    The lock ends with its process. On a file system without locks every process holds it.
     """
     with file.open("ab") as lock:
         ours = True
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # Its owner may just have removed it, and there may be another.
+            # Its owner may just have removed it, and another may be in its place.
             ours = file.exists() and os.path.samestat(file.stat(), os.fstat(lock.fileno()))
         except BlockingIOError:
             ours = False
@@ -175,23 +176,23 @@ def locked(file: pathlib.Path) -> Iterator[bool]:
 
 
 def json_line(value: Any) -> str:
-    """A value as a line of JSON, without characters at which some readers would end it."""
-    said = json.dumps(value, ensure_ascii=False)
+    """A value as a line of JSON; characters that some readers take for line ends are escaped."""
+    line = json.dumps(value, ensure_ascii=False)
     for end in "\x85\u2028\u2029":
-        said = said.replace(end, f"\\u{ord(end):04x}")
-    return said
+        line = line.replace(end, f"\\u{ord(end):04x}")
+    return line
 
 
 def append(path: Path, value: Any) -> None:
-    """Adds a value as a line of JSON, on disk when this returns, to a file of the caller's own.
+    """Appends a value as a line of JSON, on disk on return, to a file that only the caller writes.
 
-    A line that a killed run left incomplete is removed first; one that lacks its end alone, as an
-    editor may leave it, gets it. If there is no room, OSError is raised and the file stays as it
-    was.
+    A line that a killed run left incomplete is removed first; one that only lacks its line end, as
+    an editor may leave it, gets one. If there is no space, OSError is raised and the file is
+    unchanged.
     """
     path = pathlib.Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    # A name may hold halves of characters, which UTF-8 cannot say; as \uXXXX, JSON can.
+    # A name may hold lone surrogates, which UTF-8 cannot encode but JSON can, as \uXXXX.
     data = f"{json.dumps(value, ensure_ascii=False)}\n".encode(errors="backslashreplace")
     with path.open("a+b", buffering=0) as file:  # Unbuffered: a line is one write.
         end = file.seek(0, os.SEEK_END)
@@ -203,7 +204,7 @@ def append(path: Path, value: Any) -> None:
             else:
                 end = file.truncate(end - len(rest))
         try:
-            while data:  # Of a write there may be room for a part; the next one tells the reason.
+            while data:  # A full disk may take part of a write; the next one then raises.
                 data = data[file.write(data) :]
             os.fsync(file.fileno())
         except OSError as error:
@@ -212,10 +213,10 @@ def append(path: Path, value: Any) -> None:
 
 
 def entries(path: Path, entry: Callable[[Any], Entry], kind: str) -> list[Entry]:
-    """What `entry` makes of each line of a file of JSON, if there is one; the file stays as it is.
+    """Applies `entry` to each line of a JSON file, if there is one; the file is not changed.
 
-    An incomplete last line is left out with a warning. ValueError names any other line that is no
-    entry, and the kind of entry.
+    An incomplete last line is skipped with a warning. ValueError names any other invalid line and
+    the kind of entry.
     """
     path = pathlib.Path(path)
     if not path.is_file():
@@ -224,19 +225,21 @@ def entries(path: Path, entry: Callable[[Any], Entry], kind: str) -> list[Entry]
     if _complete(rest):
         whole.append(rest)
     elif rest:
-        said = "%s ends within a line, as a run that is killed or under way leaves it; left out."
-        logging.warning(said, path)
-    found = []
+        warning = (
+            "%s ends within a line, as a killed or unfinished run leaves it; skipping that line."
+        )
+        logging.warning(warning, path)
+    parsed = []
     for number, line in enumerate(whole, 1):
         try:
-            found.append(entry(json.loads(line.decode())))
+            parsed.append(entry(json.loads(line.decode())))
         except (TypeError, KeyError, AttributeError, ValueError, RecursionError) as error:
             raise ValueError(f"Line {number} of {path} is no {kind}: {error}") from error
-    return found
+    return parsed
 
 
 def _complete(line: bytes) -> bool:
-    """Whether a last line without an end is all of a JSON object."""
+    """Whether a last line without a line end is a complete JSON object."""
     try:
         return isinstance(json.loads(line), dict)
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""Fingerprints of files and values: results tell by content, not by name, what they are of."""
+"""Fingerprints of files and values: results identify their inputs by content, not by name."""
 
 import hashlib
 import json
@@ -11,19 +11,19 @@ from typing import Any
 
 from speculative import disk
 
-DIGITS = 16  # Of a fingerprint, in hexadecimal: 64 bits.
-WHOLE = 2**28  # Bytes of files that are read whole; of more than that, larger files are sampled.
-EVERY, SAMPLE = 2**20, 2**12  # The first bytes of every so many are such a file's sample.
+DIGITS = 16  # Hexadecimal digits of a fingerprint: 64 bits.
+WHOLE = 2**28  # Bytes of files up to which all are read whole; beyond, large files are sampled.
+EVERY, SAMPLE = 2**20, 2**12  # A sample is the first `SAMPLE` bytes of every `EVERY`.
 UNKNOWN = (
-    "%s was written before results kept fingerprints: whether its models and texts are still the "
-    "same is not known; it is gone on with as if they were."
+    "%s was written before results kept fingerprints: whether its models and texts have changed "
+    "is not known; it is resumed as if they had not."
 )
 
 
 def of_value(value: Any) -> str:
-    """The fingerprint of what JSON can say."""
-    said = json.dumps(value, sort_keys=True, ensure_ascii=False)
-    return hashlib.sha256(said.encode(errors="surrogatepass")).hexdigest()[:DIGITS]
+    """The fingerprint of a value that JSON can represent."""
+    text = json.dumps(value, sort_keys=True, ensure_ascii=False)
+    return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:DIGITS]
 
 
 def sha256(path: pathlib.Path) -> str:
@@ -37,20 +37,20 @@ def of_files(
     recorded: Mapping[pathlib.Path, str] = MappingProxyType({}),
     sha256: Callable[[pathlib.Path], str] = sha256,
 ) -> str:
-    """The fingerprint of files by their names in the fingerprint; their places do not matter.
+    """The fingerprint of files, by their names in it; their locations do not matter.
 
-    It is of each file's SHA-256, which may be `recorded` or be the name of the hub's file; else
-    `sha256` computes it, or has kept it. Where what is to be read is larger than `WHOLE`, files
-    above `EVERY` are known by their size and samples of each MiB alone: to read 45 GB would take as
-    long as to load them. Times are not part of it, so a copy has the fingerprint of its original.
+    It covers each file's SHA-256, which may be `recorded` or be the name of the hub's file;
+    otherwise `sha256` computes it or has cached it. If more than `WHOLE` bytes would be read, files
+    above `EVERY` are represented by only their size and a sample of each MiB: reading 45 GB would
+    take as long as loading them. Times are not included, so a copy has its original's fingerprint.
     Raises ValueError if a file cannot be read.
     """
     known, sizes = dict[str, str](), dict[str, int]()
     for name, path in files.items():
         with disk.reading(path):
             real = path.resolve(strict=True)
-            if (said := recorded.get(path)) or re.fullmatch("[0-9a-f]{64}", real.name):
-                known[name] = said or real.name
+            if (digest := recorded.get(path)) or re.fullmatch("[0-9a-f]{64}", real.name):
+                known[name] = digest or real.name
             else:
                 sizes[name] = real.stat().st_size
     sampled = sum(sizes.values()) > WHOLE
@@ -70,8 +70,8 @@ def _sampled(path: pathlib.Path, size: int) -> str:
 
 
 def changed(before: Mapping[str, str], now: Mapping[str, str]) -> str:
-    """The names of fingerprints that were others before, joined by "and"; empty if none was.
+    """The names of fingerprints that changed, joined by "and"; empty if none did.
 
-    One that was not kept before is taken to be the same.
+    One that was not kept before counts as unchanged.
     """
     return " and ".join(name for name in now if before.get(name, now[name]) != now[name])

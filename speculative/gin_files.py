@@ -1,4 +1,4 @@
-"""Reads gin files as data: includes are found wherever a command is run, imports are not run."""
+"""Reads gin files as data: includes are found from any folder, and imports are not executed."""
 
 import io
 import os
@@ -12,17 +12,17 @@ from gin import config, config_parser
 
 from speculative import disk, removed
 
-CONFIGS = pathlib.Path(__file__).parent / "configs"  # Of an installed package.
+CONFIGS = pathlib.Path(__file__).parent / "configs"  # In an installed package.
 if not CONFIGS.is_dir():
-    CONFIGS = CONFIGS.parents[1] / "configs"  # Of a checkout.
-MOST_FILES = 100  # That are included; files that include others twice double at each level.
-DYNAMIC = "__gin__.dynamic_registration"  # A file of training says so; it changes nothing here.
+    CONFIGS = CONFIGS.parents[1] / "configs"  # In a checkout.
+MOST_FILES = 100  # Limit on includes; files that include others twice double at each level.
+DYNAMIC = "__gin__.dynamic_registration"  # Training files import this; it has no effect here.
 
 
 def find(file: str | pathlib.Path) -> pathlib.Path:
-    """A file as the working directory has it, or else the checkout or the installed package.
+    """The path of a file in the working directory, or else in the checkout or installed package.
 
-    Those two hold what is named `configs/...`. What is nowhere keeps its name.
+    The latter two hold `configs/...`. A file that does not exist keeps its name.
     """
     shipped = CONFIGS.parent / file
     return shipped if not os.path.isfile(file) and shipped.is_file() else pathlib.Path(file)
@@ -44,21 +44,21 @@ def read(
     """Applies a gin file, if there is one, `values` by names, and bindings like `Row.gamma = 3`.
 
     Included files are found as by `find`. No import is executed: a file may import `modules`,
-    whose configurables are registered, and refer to these; without modules it holds values alone.
-    ValueError names the line of what is wrong.
+    whose configurables are registered, and refer to these; without modules it may only hold values.
+    ValueError names the faulty line.
     """
     delegate = _Delegate(modules)
-    found = [] if file is None else [*_bindings(pathlib.Path(file), disk.text(file), delegate)]
+    parsed = [] if file is None else [*_bindings(pathlib.Path(file), disk.text(file), delegate)]
     for name, value in (values or {}).items():
         selector, _, parameter = name.rpartition(".")
-        found.append((name, True, "", selector, parameter, value))
+        parsed.append((name, True, "", selector, parameter, value))
     for binding in bindings:
-        found += _bindings(None, binding, delegate)
-    for at, own, scope, selector, name, value in found:
+        parsed += _bindings(None, binding, delegate)
+    for at, own, scope, selector, name, value in parsed:
         macro = f"{scope}/{selector}".strip("/")
         if (scope and not modules) if name else (own and macro not in delegate.macros):
             full = f"{'TrainConfig' if modules else 'RowConfig'}.{name or selector}"
-            raise ValueError(f"{at} binds nothing; say of what it is, as in {full}.")
+            raise ValueError(f"{at} binds nothing; name its configurable, as in {full}.")
         key = (scope, selector, name) if name else (macro, "gin.macro", "value")
         try:
             gin.bind_parameter(key, value)
@@ -69,7 +69,7 @@ def read(
 
 
 class _Delegate(config.ParserDelegate):
-    """Makes what values refer to: macros, whose names it notes, and configurables if allowed."""
+    """Resolves references in values: macros, whose names it notes, and configurables if allowed."""
 
     def __init__(self, modules: Collection[str]) -> None:
         super().__init__()
@@ -88,9 +88,9 @@ class _Delegate(config.ParserDelegate):
 def _bindings(
     file: pathlib.Path | None, text: str, delegate: _Delegate, above: Sequence[pathlib.Path] = ()
 ) -> Iterator[tuple[str, bool, str, str, str, Any]]:
-    """Each binding of a file, or of a text alone, and of what it includes.
+    """Yields each binding of a file, or of a text without one, and of its included files.
 
-    They are places, whether in the file itself, scopes, selectors, parameters and values.
+    Each is a place, whether it is in the file itself, a scope, selector, parameter and value.
     """
     for statement in _statements(file, text, delegate):
         line = statement.location
@@ -99,7 +99,7 @@ def _bindings(
         if isinstance(statement, config_parser.BindingStatement):
             yield at, not above, *statement[:4]
         elif isinstance(statement, config_parser.ImportStatement):
-            known = ", ".join(sorted(delegate.modules)) or "nothing, for a row takes values alone"
+            known = ", ".join(sorted(delegate.modules)) or "nothing: a row takes values only"
             module = statement.module
             if not delegate.modules or module not in (*delegate.modules, DYNAMIC):
                 raise ValueError(f"{at} imports {module}; it may import {known}.")
@@ -117,19 +117,19 @@ def _bindings(
 
 
 def _statements(file: pathlib.Path | None, text: str, delegate: _Delegate) -> list[Any]:
-    """What gin makes of a text; ValueError names the line of which it makes nothing."""
+    """Parses a text as gin; ValueError names the line that cannot be parsed."""
     line = None
     try:
         return list(config_parser.ConfigParser(io.StringIO(text, newline=None), delegate))
     except SyntaxError as error:
-        said, line = error.msg, error.lineno
-        if "Failed to parse token" in said:  # What goes before names an object of Python's parser.
-            said = f"{said.rpartition('token ')[2][:80]} is no value; put a text in quotes."
+        fault, line = error.msg, error.lineno
+        if "Failed to parse token" in fault:  # The text before it names an object of the parser.
+            fault = f"{fault.rpartition('token ')[2][:80]} is no value; put a text in quotes."
     except tokenize.TokenError as error:
-        said, (line, _) = f"a bracket or a quote is not closed ({error.args[0]})", error.args[1]
+        fault, (line, _) = f"a bracket or a quote is not closed ({error.args[0]})", error.args[1]
     except RecursionError:
-        said = "brackets are nested too deeply"
+        fault = "brackets are nested too deeply"
     except (KeyError, TypeError, ValueError) as error:
-        said, _, place = str(error).partition("\n  In bindings string line ")
+        fault, _, place = str(error).partition("\n  In bindings string line ")
         line = place.partition("\n")[0]
-    raise ValueError(f"line {line} of " * bool(file and line) + f"{file or text.strip()}: {said}")
+    raise ValueError(f"line {line} of " * bool(file and line) + f"{file or text.strip()}: {fault}")

@@ -14,35 +14,35 @@ NARROWEST = 32  # Tokens to which the shortest sources are padded.
 
 
 def padded(tokens: int) -> int:
-    """The width to which a source of so many tokens is padded: each is a compiled program."""
+    """The width to which a source of `tokens` is padded; each width is a compiled program."""
     return max(NARROWEST, 2 ** (tokens - 1).bit_length())
 
 
 def filled(rows: Iterable[Sequence[int] | np.ndarray], width: int, pad: int = 0) -> np.ndarray:
-    """Tokens [B, width] of rows, int32, each filled up at its end."""
+    """Rows of tokens as an int32 array [B, width], each padded at its end."""
     return np.array([[*row, *[pad] * (width - len(row))] for row in rows], np.int32)
 
 
 def groups(
     items: Iterable[Item], key: Callable[[Item], Key], most: int | Callable[[Key], int]
 ) -> Iterator[tuple[list[Item], int]]:
-    """The items of each key, in the order of its first one, and the rows of batches of them.
+    """Yields the items of each key, in order of the keys' first items, and their batches' rows.
 
-    There are at most so many rows, a number for all keys or a function of one.
+    There are at most `most` rows: a number for all keys, or a function of the key.
     """
-    found: dict[Key, list[Item]] = {}
+    by_key: dict[Key, list[Item]] = {}
     for item in items:
-        found.setdefault(key(item), []).append(item)
-    for shared, group in found.items():
+        by_key.setdefault(key(item), []).append(item)
+    for shared, group in by_key.items():
         yield group, min(most(shared) if callable(most) else most, power_of_two(len(group)))
 
 
 def batches(
     items: Iterable[Item], key: Callable[[Item], Key], most: int | Callable[[Key], int]
 ) -> Iterator[tuple[list[Item], list[Item]]]:
-    """The batches of `groups`, and each filled up to its rows.
+    """Yields the batches of `groups`, each as it is and filled up to its number of rows.
 
-    The last one of a key is filled up with its first item, so that it needs no other program.
+    A key's last batch is filled up with its own first item, so that it needs no other program.
     """
     for group, rows in groups(items, key, most):
         for at in range(0, len(group), rows):

@@ -1,4 +1,4 @@
-"""The names of a target and a draft are first resolved, and then loaded as a `Pair`."""
+"""Resolves the names of a target and a draft, and loads both as a `Pair`."""
 
 import dataclasses
 import functools
@@ -37,18 +37,18 @@ from speculative.special_tokens import SpecialTokens
 from speculative.types import QUANTIZE, PyTree
 from speculative.vocabulary import Numbers, Vocabulary, from_elsewhere
 
-# The default draft of each shipped target.
+# The default draft of each bundled target.
 DRAFTS = {"debian_target": "debian_draft_hidden", "debian_lm": "debian_lm_draft_hidden+copy"}
 
 
 @dataclasses.dataclass(frozen=True)
 class Weights:
-    """A model of which no tensor is in memory yet."""
+    """A model whose tensors are not in memory yet."""
 
     name: str
     config: Config  # Its sizes, and the dtype in which it is loaded.
     checkpoint: Checkpoint | None = None  # Random weights have none.
-    on: Mesh | None = None  # Several devices, which have a part each, or all the `whole`.
+    on: Mesh | None = None  # Several devices, each with a part or with the `whole` model.
     whole: bool = False
 
     def vocabulary(self, file: str | None) -> Vocabulary:
@@ -56,23 +56,23 @@ class Weights:
 
         ValueError is raised if there is none, it is damaged, or it has too many pieces.
         """
-        found = self.checkpoint.open_vocabulary() if self.checkpoint else None
-        if found is None and file is not None:
+        vocabulary = self.checkpoint.open_vocabulary() if self.checkpoint else None
+        if vocabulary is None and file is not None:
             special = self.checkpoint.special if self.checkpoint else SpecialTokens()
-            found = from_elsewhere(file, self.config.vocab_size, special)
-        if found is None and self.checkpoint:
+            vocabulary = from_elsewhere(file, self.config.vocab_size, special)
+        if vocabulary is None and self.checkpoint:
             raise ValueError(f"{self.name} comes without a vocabulary; give one (--vocabulary).")
-        found = found or Numbers(self.config.vocab_size)
-        found.require_room(self.config.vocab_size, self.name)
-        return found
+        vocabulary = vocabulary or Numbers(self.config.vocab_size)
+        vocabulary.require_room(self.config.vocab_size, self.name)
+        return vocabulary
 
     def load(self, draft: bool = False) -> PyTree:
         """Its parameters in the layout for decoding; raises ValueError if a file is damaged."""
-        config, given = self.config, (self.on, self.whole)
+        config, placement = self.config, (self.on, self.whole)
         if self.checkpoint:
-            params = self.checkpoint.load(config.dtype, config.quantize, *given)
+            params = self.checkpoint.load(config.dtype, config.quantize, *placement)
         else:
-            params = random_params(config, self.on and sharding.placed(config, *given))
+            params = random_params(config, self.on and sharding.placed(config, *placement))
         shards = None
         if self.on is not None:
             shards = 1 if self.whole else self.on.shape[sharding.MODEL]
@@ -89,21 +89,21 @@ class Resolved:
     names: tuple[str, str]
     target: Weights
     draft: Weights | None  # None for a model-free draft.
-    free: str  # The name of the draft, or the part of it, that needs no model; may be empty.
-    table: pathlib.Path | None  # The file that this reads, if it reads one.
+    free: str  # The name of the draft, or of its part, that needs no model; may be empty.
+    table: pathlib.Path | None  # The file that `free` reads, if any.
     vocabulary: Vocabulary
     mesh: str | None = None  # The devices that share the target.
-    tables: Tables | None = None  # Of a draft with another vocabulary.
+    tables: Tables | None = None  # For a draft with another vocabulary.
 
     def require_trees(self, tree: int) -> None:
-        """Raises ValueError where guesses are to be a tree and the draft guesses chains."""
+        """Raises ValueError if a tree is requested and the draft only guesses chains."""
         if tree:
             require_grows(named.grows(self.names[1]), self.names[1], tree)
 
     def length(self, text: str, max_length: int, source_length: int | None) -> int:
         """The tokens of a prompt or source, cut to `source_length`.
 
-        Raises ValueError where a prompt and what follows it need more positions than there are.
+        Raises ValueError if a prompt and its output need more positions than a model has.
         """
         cut = source_length or checks.MAX_TOKENS
         if not model_of(self.target.config).decoder_only:  # Sources have no positions.
@@ -120,38 +120,38 @@ class Resolved:
 
     @property
     def labels(self) -> dict[str, str]:
-        """What results say of the models: names, `dtype`, and `quantize` and `mesh` if given."""
+        """The models' labels in results: names, `dtype`, and `quantize` and `mesh` if given."""
         config = self.target.config
-        found = {"target": self.names[0], "draft": self.names[1], "dtype": config.dtype}
-        found |= {"quantize": config.quantize} if config.quantize != "none" else {}
-        return found | ({"mesh": self.mesh} if self.mesh else {})
+        labels = {"target": self.names[0], "draft": self.names[1], "dtype": config.dtype}
+        labels |= {"quantize": config.quantize} if config.quantize != "none" else {}
+        return labels | ({"mesh": self.mesh} if self.mesh else {})
 
     @property
     def fingerprints(self) -> dict[str, str]:
-        """Those of the target, draft and vocabulary, as far as they are of files.
+        """The fingerprints of the target, draft and vocabulary, as far as they are files.
 
-        Results keep them, to tell whether other files came to lie under the same names.
+        Results keep them, to detect that other files have taken the same names.
         """
         opened = {"target": self.target.checkpoint, "draft": self.draft and self.draft.checkpoint}
-        found = {name: one.contents for name, one in opened.items() if one}
+        contents = {name: one.contents for name, one in opened.items() if one}
         if self.table:
             table = fingerprints.of_files({"table": self.table})
-            found["draft"] = fingerprints.of_value([found.get("draft"), table])
+            contents["draft"] = fingerprints.of_value([contents.get("draft"), table])
         if self.tables:
             both = self.tables.read_as.tolist(), self.tables.logits.tolist()
-            found["draft"] = fingerprints.of_value([found.get("draft"), *both])
-        return found | {"vocabulary": self.vocabulary.contents}
+            contents["draft"] = fingerprints.of_value([contents.get("draft"), *both])
+        return contents | {"vocabulary": self.vocabulary.contents}
 
     def _placed(self, tables: Tables) -> Tables:
-        """On the draft's devices, all of them on each."""
+        """The tables on the draft's devices, whole on each."""
         on = self.draft and self.draft.on
         return jax.device_put(tables, NamedSharding(on, PartitionSpec()) if on else None)
 
     def load(self, target: PyTree | None = None) -> Pair:
         """The pair, ready to decode; `target` holds the target's parameters if loaded already.
 
-        Raises ValueError if a file is damaged, a draft's table is of another vocabulary, or it
-        reads another target's hidden states.
+        Raises ValueError if a file is damaged, the draft's table is for another vocabulary, or the
+        draft reads another target's hidden states.
         """
         stored, of_draft = self.target.checkpoint, self.draft and self.draft.checkpoint
         made_for = of_draft and of_draft.made_for
@@ -165,8 +165,8 @@ class Resolved:
         model = model_of(self.target.config, self.vocabulary.start_id)
         lookup, of_lookup = None, ()
         if self.free:
-            given = self.free, model.decoder_only, self.table, self.vocabulary
-            lookup, of_lookup = named.model_free(*given)
+            setting = self.free, model.decoder_only, self.table, self.vocabulary
+            lookup, of_lookup = named.model_free(*setting)
         target = self.target.load() if target is None else target
         draft, params = lookup, of_lookup
         if self.draft:
@@ -183,15 +183,15 @@ class Resolved:
 
 
 def default_draft(target: str, random: bool = False) -> str:
-    """The draft that ships for a target; without one ValueError tells how to choose another."""
+    """The bundled draft of a target; if there is none, ValueError explains the alternatives."""
     if target in DRAFTS:
         return DRAFTS[target]
-    _weights(target, random)  # If there is no such target, that is what is wrong.
+    _weights(target, random)  # Raises first if there is no such target.
     free = ", ".join(name for name, draft in MODEL_FREE.items() if draft.table is None)
     raise ValueError(
-        f"No draft ships for {target}; choose one (--draft): a checkpoint of its kind and "
-        f"vocabulary, what needs no training: {free}, a table that speculative count makes from "
-        "text like its outputs, or a small model distilled from it (speculative distil)."
+        f"No draft is bundled for {target}; choose one (--draft): a checkpoint of its kind and "
+        f"vocabulary, one that needs no training ({free}), a table that speculative count makes "
+        "from text like its outputs, or a small model distilled from it (speculative distil)."
     )
 
 
@@ -211,23 +211,24 @@ def resolve(
 
     Args:
         target: the name of a checkpoint of any format, see `checkpoints.open`.
-        draft: likewise, or one of `MODEL_FREE`, or the path of a counted file, or a checkpoint
-            mixed with a lookup (NAME+copy), see `named`; by default the shipped draft of that
-            target, see `default_draft`.
-        dtype: "float32" or "bfloat16", of weights and products; by default, of each model, what
-            `backends.usual_dtype` makes of that of its checkpoint, or of bfloat16 for random
-            weights.
+        draft: a checkpoint's name too, or one of `MODEL_FREE`, or the path of a counted file, or a
+            checkpoint mixed with a lookup (NAME+copy), see `named`; by default the target's bundled
+            draft, see `default_draft`.
+        dtype: "float32" or "bfloat16", for weights and products; by default each model's
+            `backends.usual_dtype` for the dtype of its checkpoint, or for bfloat16 if its weights
+            are random.
         vocabulary_file: for checkpoints that come without a vocabulary, as T5X's do, see
             `from_elsewhere`. Without one, tokens of random weights are written as numbers.
-        random: whether the names are of `models.SIZES`, with random weights to measure times.
-        quantize: "int8" holds the target's kernels, and its logits', in int8, with a scale for each
-            output; it is then another model, whose distribution outputs have. "int8-activations"
-            rounds the inputs of products too. "none", the default, does neither.
-        quantize_draft: likewise of the draft, by default as `backends.usual_quantize` says.
+        random: whether the names are those of `models.SIZES`: random weights, to measure times.
+        quantize: "int8" holds the target's kernels, including the logits', in int8, with a scale
+            for each output; outputs then have the distribution of that model. "int8-activations"
+            also rounds the inputs of products. "none", the default, does neither.
+        quantize_draft: the same for the draft, by default `backends.usual_quantize`.
         mesh: the devices that share the target, as in ``data:2,model:4``, see `sharding.mesh`; by
-            default one device has it.
-        draft_mesh: likewise the draft, the same devices; by default each of them has all of it.
-        open_checkpoint: a cached function shares checkpoints among pairs.
+            default one device holds it.
+        draft_mesh: the devices that share the draft, which must be the same; by default each of
+            them holds all of it.
+        open_checkpoint: opens a checkpoint; a cached function shares checkpoints among pairs.
 
     Raises:
         ValueError: a checkpoint, table or vocabulary is missing, damaged or not needed, a name is
@@ -299,7 +300,7 @@ def load(
     mesh: str | None = None,
     draft_mesh: str | None = None,
 ) -> Pair:
-    """Loads a target and its draft, by default the pair that ships; see `resolve`."""
+    """Loads a target and its draft, by default the bundled pair; see `resolve`."""
     how = vocabulary_file, random, quantize, quantize_draft, mesh, draft_mesh
     return resolve(target, draft, dtype, *how).load()
 
@@ -307,11 +308,11 @@ def load(
 def vocabulary(
     target: str | os.PathLike[str], file: str | os.PathLike[str] | None = None
 ) -> Vocabulary:
-    """A target's vocabulary, without its weights; arguments and errors are as of `resolve`."""
+    """A target's vocabulary, without its weights; arguments and errors are those of `resolve`."""
     model = _weights(_path("target", target), False)
-    given = None if file is None else _path("vocabulary", file)
-    _require_use(given, model)
-    return model.vocabulary(given)
+    path = None if file is None else _path("vocabulary", file)
+    _require_use(path, model)
+    return model.vocabulary(path)
 
 
 def _weights(
@@ -324,7 +325,7 @@ def _weights(
     whole: bool = False,
     of: Config | None = None,
 ) -> Weights:
-    """A model by its name; `of` are the sizes of the target of a draft."""
+    """A model by its name; for a draft, `of` holds the sizes of its target."""
     own = {DISTILLED: usual(of)} if random and of else {}
     if random and name not in SIZES | own:
         raise ValueError(f"Random weights are for the sizes {', '.join(SIZES)}, not for {name!r}.")
@@ -338,7 +339,7 @@ def _weights(
 
 
 def _mesh(mesh: str | None, draft_mesh: str | None) -> tuple[Mesh | None, bool]:
-    """The devices that share a target, and whether each of them has a whole draft."""
+    """The devices that share a target, and whether each of them holds a whole draft."""
     if mesh is None and draft_mesh is not None:
         raise ValueError(f"draft_mesh is {draft_mesh!r}, but there is no mesh; give one (--mesh).")
     if mesh is None:
@@ -349,7 +350,7 @@ def _mesh(mesh: str | None, draft_mesh: str | None) -> tuple[Mesh | None, bool]:
         )
     on = sharding.mesh(mesh)
     if jax.default_backend() == "cpu":
-        _say_once("On a mesh XLA multiplies, in place of this program's kernels for CPU.")
+        _say_once("On a mesh, XLA computes products instead of this program's CPU kernels.")
     return on, draft_mesh is None
 
 
@@ -376,7 +377,7 @@ def _require_use(file: str | None, *models: Weights | None) -> None:
 def _tables(
     vocabulary: Vocabulary, of_draft: Vocabulary, target: Weights, draft: Weights
 ) -> Tables | None:
-    """What a draft with another vocabulary reads and guesses; None of one with the same."""
+    """The translation tables of a draft with another vocabulary; None if it is the same."""
     try:
         vocabulary.require_equal(of_draft)
         return None
@@ -386,12 +387,12 @@ def _tables(
     kept = draft.config.reads.draft_vocabulary
     logits = unpacked(kept) if kept else None
     count = draft.config.logits if kept else min(of_draft.size, draft.config.vocab_size)
-    found, shared = translated.tables(vocabulary, of_draft, logits, count)
+    tables, shared = translated.tables(vocabulary, of_draft, logits, count)
     _say_once(
         f"{draft.name} has another vocabulary than {target.name}: it guesses the {shared:,} of the "
         f"target's {vocabulary.size:,} tokens that both have."
     )
-    return found
+    return tables
 
 
 def _require_of_a_kind(target: Weights, draft: Weights) -> None:
@@ -414,7 +415,7 @@ def _require_of_a_kind(target: Weights, draft: Weights) -> None:
 
 
 def enable_compilation_cache() -> None:
-    """Keeps compiled programs between runs, unless the user has set a folder for them."""
+    """Keeps compiled programs between runs in our folder, unless the user has set another."""
     if jax.config.values["jax_compilation_cache_dir"] is None:
         jax.config.update("jax_compilation_cache_dir", str(cache_folder() / "compiled"))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)

@@ -1,9 +1,9 @@
-"""Gumbel noise that belongs to a token at a position of a text, whoever asks for it.
+"""Gumbel noise that is fixed for each token at each position of a text, whichever model uses it.
 
-The token x with the greatest log p(x) + g(x) is distributed as p where the g(x) are independent and
+The token x with the greatest log p(x) + g(x) is distributed as p if the g(x) are independent and
 have Gumbel's distribution, P(g < y) = exp(-exp(-y)) (Gumbel, 1954; Maddison et al., 2014). Noise is
-keyed by (seed, example, position, token), as `jax.random.fold_in` folds them one after the other: a
-vocabulary that is padded, or spread over chips, has the same noise.
+keyed by (seed, example, position, token), folded in one after the other like `jax.random.fold_in`,
+so a vocabulary that is padded, or sharded over chips, has the same noise.
 """
 
 import functools
@@ -19,7 +19,7 @@ from speculative.types import Rows
 
 
 def keys_of(seed: int, examples: Array | np.ndarray) -> Array:
-    """The keys of texts, [B, 2] uint32, by numbers of examples [B]."""
+    """The keys of texts, [B, 2] uint32, from the numbers of their examples [B]."""
     return _keys_of(np.uint32(seed), examples)
 
 
@@ -30,7 +30,7 @@ def _keys_of(seed: Array, examples: Array) -> Array:
 
 
 def gumbel(keys: Array, lengths: Rows, positions: int, vocab_size: int) -> Array:
-    """The noise [B, positions, V] of the positions after `lengths` [B] of texts of these keys."""
+    """The noise [B, positions, V] at the positions after `lengths` [B] of texts with these keys."""
     at = lengths[:, None].astype(jnp.uint32) + jnp.arange(positions, dtype=jnp.uint32)
     keys = _fold(keys[:, None], at)
     own, other = (functools.partial(f, vocab_size=vocab_size) for f in (kernels.gumbel, _of_keys))
@@ -38,7 +38,7 @@ def gumbel(keys: Array, lengths: Rows, positions: int, vocab_size: int) -> Array
 
 
 def _fold(keys: Array, numbers: Array) -> Array:
-    """`jax.random.fold_in` of keys [..., 2]: [..., 2]."""
+    """`jax.random.fold_in` for keys [..., 2]: [..., 2]."""
     return jnp.stack(_words(keys, numbers), axis=-1)
 
 
@@ -47,16 +47,16 @@ def _words(keys: Array, numbers: Array) -> tuple[Array, Array]:
     shape = np.broadcast_shapes(keys.shape[:-1], numbers.shape)
     first, second = (jnp.broadcast_to(keys[..., i], shape) for i in (0, 1))
     words = jax.vmap(lambda a, b, n: threefry_2x32(jnp.stack([a, b]), jnp.stack([n * 0, n])))
-    found = words(first.ravel(), second.ravel(), jnp.broadcast_to(numbers, shape).ravel())
-    return found[:, 0].reshape(shape), found[:, 1].reshape(shape)
+    folded = words(first.ravel(), second.ravel(), jnp.broadcast_to(numbers, shape).ravel())
+    return folded[:, 0].reshape(shape), folded[:, 1].reshape(shape)
 
 
 def _of_keys(keys: Array, vocab_size: int) -> Array:
-    """The noise [..., V] of keys [..., 2] of positions; `Gumbel` in `kernels.cc` is the same.
+    """The noise [..., V] for positions' keys [..., 2]; `Gumbel` in `kernels.cc` does the same.
 
-    Of a uniform number v near 0 the noise is -log v, so that v has 48 bits: the greatest noise is
-    34, where 24 bits would cut it at 17 and a token of less probability could never be chosen.
-    Numbers near 1 are told by what lacks to 1, with as many bits.
+    For a uniform number v near 0 the noise is -log v. v has 48 bits, so the greatest noise is 34;
+    24 bits would cut it at 17, and a less probable token could never be chosen. A number
+    near 1 is represented by its distance to 1, with as many bits.
     """
     tokens = jnp.arange(vocab_size, dtype=jnp.uint32)
     first, second = _words(keys[..., None, :], tokens)

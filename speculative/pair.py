@@ -32,10 +32,10 @@ BATCH = Settings.batch_size
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """A decoded text: its tokens with the end of sequence, and counts as of `Output`.
+    """A decoded text: its tokens with the end of sequence, and counts as in `Output`.
 
-    Guesses are counted by their positions in a step, 1 to gamma; those that were tested are the
-    accepted ones and the first that was rejected.
+    Guesses are counted by their positions in a step, 1 to gamma; the tested ones are the accepted
+    ones and the first rejected one.
     """
 
     text: str
@@ -44,9 +44,9 @@ class Result:
     draft_tokens: int  # Guesses proposed.
     tested_by_position: list[int]
     accepted_by_position: list[int]  # Before the text's end.
-    finish_reason: str = "stop"  # The end of sequence or a stop string; "length" is `max_length`.
-    logprobs: list[float] | None = None  # As `sampling.log_probabilities`, if asked for.
-    # Of trees, those accepted by position and by rank among the successors of the same token.
+    finish_reason: str = "stop"  # End of sequence or a stop string; "length" is `max_length`.
+    logprobs: list[float] | None = None  # See `sampling.log_probabilities`; if requested.
+    # For trees, the accepted ones by position and by rank among the successors of one token.
     accepted_by_rank: list[list[int]] | None = None
 
     @property
@@ -61,18 +61,18 @@ class Result:
 
     @property
     def accepted_lengths(self) -> list[int]:
-        """The steps in which 0 to gamma guesses were accepted."""
+        """The numbers of steps in which 0, 1, ... gamma guesses were accepted."""
         return lengths_accepted(self.target_calls, self.accepted_by_position)
 
     @property
     def tokens_per_call(self) -> float:
-        """The mean, which Equation 1 of the paper predicts."""
+        """The mean number of tokens per target call, which the paper's Equation 1 predicts."""
         return len(self.tokens) / self.target_calls
 
 
 def require_positions(limited: Iterable[tuple[str, int]], prompt: int, max_length: int) -> None:
-    """Raises ValueError if one of the models of such names has too few positions for a text."""
-    # The last token is not read; where guesses lie beyond it, their logits do not matter.
+    """Raises ValueError if a model, by name and limit, has too few positions for a text."""
+    # The last token is not read; the logits of guesses beyond it do not matter.
     needed = prompt + max_length - 1
     for name, most in limited:
         if most < needed:
@@ -83,7 +83,7 @@ def require_positions(limited: Iterable[tuple[str, int]], prompt: int, max_lengt
 
 
 def lengths_accepted(target_calls: int, accepted_by_position: Sequence[int]) -> list[int]:
-    """The steps in which 0 to gamma guesses were accepted, from how many reached each position."""
+    """The numbers of steps in which 0, 1, ... gamma guesses were accepted."""
     reached = [target_calls, *accepted_by_position, 0]
     return [more - fewer for more, fewer in itertools.pairwise(reached)]
 
@@ -92,18 +92,18 @@ def lengths_accepted(target_calls: int, accepted_by_position: Sequence[int]) -> 
 class Pair:
     """Target, draft, their parameters and the vocabulary they share."""
 
-    target: FlaxModel  # Whose distribution the outputs have.
+    target: FlaxModel  # Outputs have its distribution.
     draft: Draft
-    params: Params  # Of both, laid out for decoding.
+    params: Params  # Both models' parameters, laid out for decoding.
     vocabulary: Vocabulary
-    names: tuple[str, str]  # Of target and draft, as the user gave them.
-    training_minutes: float | None = None  # What it took to train the draft, if that is known.
+    names: tuple[str, str]  # The target's and the draft's, as the user gave them.
+    training_minutes: float | None = None  # The draft's training time, if known.
 
     def encode(self, texts: Texts, source_length: int | None = None) -> Array:
-        """The sources or prompts [B, S] of a text or several, padded to a power of two.
+        """Encodes one or several texts as sources or prompts [B, S], padded to a power of two.
 
-        One of more than `source_length` tokens is cut to as many: a prompt keeps its last ones, a
-        source its first ones and the end of sequence.
+        A longer text is cut to `source_length` tokens: a prompt keeps its last ones, a source its
+        first ones and the end of sequence.
 
         Raises:
             ValueError: there is no text, one is not UTF-8 or has more than 100,000 tokens, or a
@@ -131,7 +131,7 @@ class Pair:
         return jax.device_put(filled(rows, padded(max(map(len, rows))), self.target.pad_id))
 
     def truncated(self, texts: Texts, source_length: int | None) -> int:
-        """How many of the texts `encode` cuts to so many tokens."""
+        """The number of texts that `encode` cuts to `source_length` tokens."""
         if source_length is None:
             return 0
         listed = texts if isinstance(texts, list | tuple) else [texts]
@@ -139,7 +139,7 @@ class Pair:
 
     @property
     def _read(self) -> Callable[[str], np.ndarray]:
-        """What makes tokens of a text."""
+        """The function that turns a text into tokens."""
         return self.vocabulary.prompt if self.target.decoder_only else self.vocabulary.encode
 
     @overload
@@ -152,10 +152,10 @@ class Pair:
 
     @by_name
     def generate(self, texts: Texts, settings: Settings) -> Result | list[Result]:
-        """Decodes a text, or several, of which `batch_size` at a time share passes of the models.
+        """Decodes a text, or several; `batch_size` texts at a time share passes of the models.
 
         Each is decoded as it would be alone: see `decoding.queue`. ValueError is raised if a
-        setting is of another type or range, and as by `requests` and `results`.
+        setting has the wrong type or range, and as by `requests` and `results`.
         """
         if isinstance(texts, list | tuple):
             return self.decode_all(self.requests(texts, settings), batch_size=settings.batch_size)
@@ -163,19 +163,19 @@ class Pair:
 
     @by_name
     def chat(self, messages: Sequence[Message], settings: Settings) -> Result:
-        """What the target answers to the messages of a chat, by its template; see `generate`.
+        """The target's answer to the messages of a chat, by its template; see `generate`.
 
-        ValueError is raised also if it has none, or does not take the messages.
+        ValueError is also raised if it has no template, or the template rejects the messages.
         """
         return self.answer(self.requests([self.rendered(messages)], settings)[0])
 
     def rendered(self, messages: Sequence[Message]) -> Rendered:
-        """The prompt of a chat, a text for `generate` and all that takes texts."""
+        """Renders a chat as a prompt, for `generate` and all other methods that take texts."""
         return template(self.vocabulary.special, self.names[0])(messages)
 
     @by_name
     def samples(self, text: str, count: int, settings: Settings) -> list[Result]:
-        """So many samples of a text, which is read once; the first is what `generate` gives."""
+        """Draws `count` samples of a text, which is read once; the first is that of `generate`."""
         count = checks.whole("count", count, 1, checks.MAX_SAMPLES)
         (one,) = self.requests([text], settings)
         each = [one.sample(i) for i in range(count)]
@@ -196,22 +196,22 @@ class Pair:
         """
         (one,) = self.requests([text], settings)
         row, numbers = np.asarray(one.source)[0], np.asarray(one.draws)[0]
-        found = tracing.generate(self.target, self.draft, self.params, row, numbers, one.config)
+        trace = tracing.generate(self.target, self.draft, self.params, row, numbers, one.config)
         fast = self.answer(one).tokens
-        if fast != found.tokens:
-            pairs = itertools.zip_longest(fast, found.tokens)
+        if fast != trace.tokens:
+            pairs = itertools.zip_longest(fast, trace.tokens)
             number = next(i for i, (a, b) in enumerate(pairs, 1) if a != b)
             raise ValueError(
                 f"Token {number} of the fast path is not that of the reference loop: the draft "
                 "proposes other tokens when compiled into the loop, or rounding decided a tie."
             )
-        return found
+        return trace
 
     def requests(self, texts: Sequence[str], settings: Settings) -> list[Request]:
-        """What `serve` is asked for by texts, equal ones of which are read once.
+        """The requests to `serve` for texts; equal texts are read once.
 
-        ValueError is raised as by `encode`, or if target or draft has too few positions; of several
-        texts it says which.
+        ValueError is raised as by `encode`, or if target or draft has too few positions; with
+        several texts it says which one.
         """
         if not texts:
             raise ValueError("There is no text to decode; give one, or a list of them.")
@@ -242,17 +242,18 @@ class Pair:
     def serve(
         self, requests: Sequence[Request], *, batch_size: int = BATCH
     ) -> Iterator[tuple[int, Result]]:
-        """Decodes requests in batches, and gives the place of each, and its result, as it ends.
+        """Decodes requests in batches, and yields the place and result of each as it ends.
 
-        Those with sources of one width and settings of one program share batches, whatever their
-        temperatures, top-k, top-p, min-p and limits. ValueError is raised as by `run`, `results`.
+        Requests whose sources have one width and whose settings have one program share batches;
+        temperatures, top-k, top-p, min-p and limits may differ. ValueError is raised as by `run`
+        and `results`.
         """
         batch_size = checks.whole("batch_size", batch_size, 1)
-        order: dict[int, tuple[int, int, int]] = {}  # Of sources: each is read once.
+        order: dict[int, tuple[int, int, int]] = {}  # By source: each is read once.
         for place, (source, config, *_) in enumerate(requests):
             self._require_fit(source, config)
             if id(source) not in order:
-                # Long sources tend to have long outputs, which had better not begin last.
+                # Long sources tend to have long outputs, which should not begin last.
                 length = int((np.asarray(source) != self.target.pad_id).sum())
                 order[id(source)] = -source.shape[1], -length, place
         numbered = sorted(enumerate(requests), key=lambda item: order[id(item[1].source)])
@@ -268,13 +269,13 @@ class Pair:
             models = self.target, self.draft, self.params
             for group, rows in groups(numbered, shared, batch_size):
                 kinds = Kinds.of(one.config.sampling for _, one in group)
-                asked = ends if any(one.stop for _, one in group) else None
-                for place, output in queue.generate(*models, group, kinds, rows, asked):
+                ending = ends if any(one.stop for _, one in group) else None
+                for place, output in queue.generate(*models, group, kinds, rows, ending):
                     one = requests[place]
                     (result,) = self.results(output, one.show_special)
                     yield place, self._cut(result, one.stop, one.show_special)
 
-        return decoded()  # This itself is no generator, so that it raises when it is called.
+        return decoded()  # `serve` is not a generator itself, so that it raises when called.
 
     def answer(self, request: Request) -> Result:
         """The result of one request, in one dispatch unless it has stop strings."""
@@ -295,7 +296,7 @@ class Pair:
     def results(self, output: Output, show_special: bool = False) -> list[Result]:
         """The rows of an output as texts. ValueError is raised as by `sound`."""
         output = self.sound(jax.device_get(output))
-        found = []
+        decoded = []
         for row, length in enumerate(output.lengths):
             tokens = output.tokens[row, :length].tolist()
             tested, *by_rank = np.asarray(output.by_position[row]).T
@@ -310,17 +311,17 @@ class Pair:
                 logprobs=output.logprobs[row, :length].tolist() if output.logprobs.size else None,
                 accepted_by_rank=np.stack(by_rank, 1).tolist() if len(by_rank) > 1 else None,
             )
-            found.append(result)
-        return found
+            decoded.append(result)
+        return decoded
 
     def _stops(self, tokens: list[int], stop: tuple[str, ...], show_special: bool) -> bool:
-        """Whether the text of tokens has one of the stop strings."""
+        """Whether the text of tokens contains one of the stop strings."""
         return bool(stop) and self.vocabulary.before(stop, tokens, show_special) is not None
 
     def _end(self, tokens: list[int], stop: tuple[str, ...], show_special: bool) -> int:
-        """With how many of its tokens a text first has one of the stop strings; 0 if it has none.
+        """The number of tokens after which a text first contains a stop string; 0 if it never does.
 
-        A text has one that it had with fewer tokens.
+        A text that contains one with some of its tokens still does with more.
         """
         if not self._stops(tokens, stop, show_special):
             return 0
@@ -328,7 +329,7 @@ class Pair:
         return bisect.bisect_left(counts, True, key=lambda n: self._stops(tokens[:n], *how))
 
     def _cut(self, result: Result, stop: tuple[str, ...], show_special: bool) -> Result:
-        """A result whose last token may complete a stop string, which is cut off its text."""
+        """Cuts a stop string, which the last token may complete, off the text of a result."""
         text = self.vocabulary.before(stop, result.tokens, show_special) if stop else None
         if text is None:
             return result
@@ -360,15 +361,15 @@ class Pair:
         return result
 
     def steps(self, request: Request, earlier: Earlier | None = None) -> Iterator[Step]:
-        """The steps of a request, up to the one with which its text has a stop string.
+        """The steps of a request, up to the one that completes a stop string.
 
-        Of a prompt that begins like the `earlier` text the target reads the rest, as of
+        If the prompt begins like the `earlier` text, the target reads only the rest; see
         `loop.stream`.
         """
         self._require_fit(request.source, request.config)
-        models, given = (self.target, self.draft, self.params), (request.draws, request.config)
+        models, how = (self.target, self.draft, self.params), (request.draws, request.config)
         kept = earlier if self.target.decoder_only else None
-        steps = loop.stream(*models, request.source, *given, kept)
+        steps = loop.stream(*models, request.source, *how, kept)
 
         def until_it_stops() -> Iterator[Step]:
             tokens: list[int] = []
@@ -383,7 +384,7 @@ class Pair:
     def collect(
         self, steps: Iterable[Step], stop: tuple[str, ...] = (), show_special: bool = False
     ) -> Result:
-        """The result of streaming one text, which is that of `generate`."""
+        """The result of streaming one text, equal to that of `generate`."""
         tokens: list[int] = []
         drafted, by_step = 0, []
         for step in steps:
@@ -392,8 +393,8 @@ class Pair:
             if end := self._end(tokens, stop, show_special):
                 tokens = tokens[:end]
             drafted += int(step.drafted[0])
-            told = np.arange(step.by_position.shape[1])[:, None] < len(tokens) - before
-            by_step.append(np.where(told, step.by_position[0], 0))
+            counted = np.arange(step.by_position.shape[1])[:, None] < len(tokens) - before
+            by_step.append(np.where(counted, step.by_position[0], 0))
             if end:
                 break
         tested, *by_rank = np.sum(by_step, axis=0).T

@@ -1,8 +1,8 @@
-"""The numbers printed in the paper (arXiv 2211.17192v2), to set beside measured ones.
+"""The numbers printed in the paper (arXiv 2211.17192v2), to compare measured ones with.
 
 Tasks are `ende` (WMT English to German), `cnndm` (CNN/DailyMail), `lm1b` and `dialog`. Targets are
-T5 v1.1 XXL (11B parameters) where no other is named; its drafts `small`, `base` and `large` are
-T5 v1.1 of 77M, 250M and 800M. Batch size 1 on one TPU-v4, against T5X's own decoding.
+T5 v1.1 XXL (11B parameters) unless another is named; its drafts `small`, `base` and `large` are
+T5 v1.1 of 77M, 250M and 800M. Speedups are at batch size 1 on one TPU-v4, over T5X's own decoding.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ Row = TypeVar("Row", "TheoryRow", "SpeedupRow", "AlphaRow")
 
 
 class TheoryRow(NamedTuple):
-    """A row of Table 1: what an acceptance rate is worth when the draft is free."""
+    """A row of Table 1: the gain from an acceptance rate if the draft is free."""
 
     alpha: float
     gamma: int

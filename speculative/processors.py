@@ -1,7 +1,7 @@
-"""Logits processors: functions of the text so far that change logits, the target's and the draft's.
+"""Logits processors: functions of the text so far that change the target's and draft's logits.
 
-They come before temperature, top-k, top-p and min-p. p and q are then of the changed logits, at
-every position of a block as if each token were decoded alone, so that decoding stays exact.
+They come before temperature, top-k, top-p and min-p. p and q then follow from the changed logits,
+at every position of a block as if each token were decoded alone, so that decoding stays exact.
 """
 
 import dataclasses
@@ -18,21 +18,21 @@ from speculative.ragged import write_rows
 from speculative.tree import Tree
 from speculative.types import Rows, Tokens
 
-NO_TOKEN = -1  # Where a text has not got to.
+NO_TOKEN = -1  # Fills the positions after a text's end.
 
 
 class Processor(Protocol):
     """Changes the logits of one position; hashable, as a frozen dataclass is.
 
     It is traced by JAX, and called for every position of every row by `jax.vmap`. It must be a
-    function of its arguments: in a step the same position may be asked for more than once.
+    function of its arguments: a step may call it more than once for the same position.
     """
 
     def __call__(self, logits: Array, text: Array, length: Array) -> Array:
-        """The logits [V] in place of those given, float32; -inf forbids a token.
+        """Returns the logits [V] to use instead, float32; -inf forbids a token.
 
-        `text` [L] are the tokens of the output so far, the prompt not among them, and `NO_TOKEN`
-        from `length` on.
+        `text` [L] holds the tokens of the output so far, without the prompt, and `NO_TOKEN` from
+        `length` on.
         """
         ...
 
@@ -41,7 +41,7 @@ class Processor(Protocol):
 class RepetitionPenalty:
     """Divides positive logits of tokens in the text by the penalty, and multiplies others by it.
 
-    Keskar et al., CTRL, arXiv 1909.05858, section 4.1, for logits of both signs.
+    See Keskar et al., CTRL, arXiv 1909.05858, section 4.1; this form suits logits of both signs.
     """
 
     penalty: float
@@ -54,47 +54,47 @@ class RepetitionPenalty:
     def __call__(self, logits: Array, text: Array, length: Array) -> Array:
         """See `Processor`."""
         size = logits.shape[-1]
-        places = jnp.where(text < 0, size, text)  # Beyond the last one nothing is set.
-        said = jnp.zeros(size, bool).at[places].set(True, mode="drop")
+        places = jnp.where(text < 0, size, text)  # Indices beyond the last one are dropped.
+        present = jnp.zeros(size, bool).at[places].set(True, mode="drop")
         changed = jnp.where(logits > 0, logits / self.penalty, logits * self.penalty)
-        return jnp.where(said, changed, logits)
+        return jnp.where(present, changed, logits)
 
 
 @struct.dataclass
 class History:
     """The text of each row so far, and the processors that look at it."""
 
-    tokens: Tokens  # [B, L], of which the first `lengths` count.
+    tokens: Tokens  # [B, L]; the first `lengths` count.
     lengths: Rows
     processors: tuple[Processor, ...] = struct.field(pytree_node=False)
 
     def followed_by(self, tokens: Rows) -> "History":
-        """With one more token [B] each."""
+        """The history with one more token for each row, [B]."""
         longer = write_rows(self.tokens, tokens[:, None], self.lengths, axis=1)
         return History(longer, self.lengths + 1, self.processors)
 
     def process(self, logits: Array) -> Array:
-        """What the processors make of the logits [B, V] of the next token.
+        """Applies the processors to the logits [B, V] of the next token.
 
-        ValueError is raised if one gives another shape.
+        ValueError is raised if one changes the shape.
         """
         logits = logits.astype(jnp.float32)
         past = jnp.arange(self.tokens.shape[1]) < self.lengths[:, None]
         text = jnp.where(past, self.tokens, NO_TOKEN)
         for processor in self.processors:
-            given = logits.shape
+            shape = logits.shape
             logits = jnp.asarray(jax.vmap(processor)(logits, text, self.lengths))
-            if logits.shape != given:
+            if logits.shape != shape:
                 raise ValueError(
-                    f"The processor {processor!r} makes logits of shape {logits.shape[1:]} of "
-                    f"logits of shape {given[1:]}; it must give as many."
+                    f"The processor {processor!r} makes logits of shape {logits.shape[1:]} from "
+                    f"logits of shape {shape[1:]}; it must return as many."
                 )
         return logits.astype(jnp.float32)
 
     def process_block(self, logits: Array, guesses: Tokens, tree: Tree | None = None) -> Array:
-        """Likewise the logits [B, G + 1, V] of the tokens after none to all of guesses [B, G].
+        """Applies the processors to logits [B, G + 1, V] of the tokens after 0 to G guesses [B, G].
 
-        Of a tree, they are of the tokens after the guesses on the path of each place.
+        With a tree, each place's logits are those of the token after the guesses on its path.
         """
         batch, places, _ = logits.shape
         if tree is None:
@@ -106,9 +106,9 @@ class History:
         return self.process_paths(logits, paths, depths)
 
     def process_paths(self, logits: Array, paths: Array, counts: Array) -> Array:
-        """Likewise logits [B, K, V], each of the token after the first of its path's tokens.
+        """Applies the processors to logits [B, K, V] of the tokens after the beginnings of paths.
 
-        Paths are [B, K or 1, D], of which `counts` [B or 1, K] count.
+        Paths are [B, K or 1, D]; of each, the first `counts` [B or 1, K] tokens count.
         """
         batch, many, _ = logits.shape
         paths = jnp.broadcast_to(paths, (batch, many, paths.shape[2]))

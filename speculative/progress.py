@@ -1,4 +1,4 @@
-"""The bar that long work shows on standard error, where that is a terminal."""
+"""The progress bar of long work, on standard error if that is a terminal."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -9,12 +9,12 @@ from rich.progress import Progress, Task
 from rich.table import Column
 from rich.text import Text
 
-# Called with what is about to be done, and the share of it that is done already, from 0 to 1.
+# Called with the name of the current work and the share of it that is done, from 0 to 1.
 OnProgress = Callable[[str, float], None]
 
 
 class _ToGo(columns.TimeRemainingColumn):
-    """The remaining time, where it is known, and what it is."""
+    """The remaining time with its label, if it is known."""
 
     def render(self, task: Task) -> Text:
         """See `ProgressColumn`."""
@@ -25,8 +25,8 @@ class _ToGo(columns.TimeRemainingColumn):
 def bar(setting: str, console: Console | None = None) -> Iterator[OnProgress]:
     """Shows the phases of some work one after another, and is removed at the end.
 
-    Each phase has a bar of its own, with its elapsed and remaining time. The bar moves to and fro
-    while the share that is done is 0, because then nobody knows how long it will take.
+    Each phase has its own bar, with elapsed and remaining time. The bar moves back and forth while
+    the share that is done is 0, because the remaining time is not known yet.
     """
     console = console or Console(stderr=True)
     wide = Column(no_wrap=True, overflow="ellipsis", ratio=1)

@@ -1,4 +1,4 @@
-"""Buffers of a batch whose rows advance raggedly: writing, reading and resizing them."""
+"""Writes, reads and resizes buffers of a batch whose rows advance at different speeds."""
 
 from typing import TypeVar
 
@@ -19,7 +19,7 @@ def write_rows(buffer: Array, chunk: Array, starts: Rows, axis: int) -> Array:
     """
     chunk = chunk.astype(buffer.dtype)
     if starts.shape[0] == 1:
-        # In place and one operation; the general form below becomes a scatter.
+        # This is one operation, in place; the general form below becomes a scatter.
         return lax.dynamic_update_slice_in_dim(buffer, chunk, starts[0], axis)
     return jax.vmap(lambda b, c, s: lax.dynamic_update_slice_in_dim(b, c, s, axis - 1))(
         buffer, chunk, starts
@@ -27,7 +27,7 @@ def write_rows(buffer: Array, chunk: Array, starts: Rows, axis: int) -> Array:
 
 
 def select_rows(buffer: Array, chunk: Array, starts: Rows, axis: int) -> Array:
-    """`write_rows` by one pass over the buffer, without a scatter."""
+    """Like `write_rows`, but in one pass over the buffer, without a scatter."""
     chunk, shape = chunk.astype(buffer.dtype), [1] * buffer.ndim
     shape[0], shape[axis] = len(starts), buffer.shape[axis]
     behind = (jnp.arange(buffer.shape[axis]) - starts[:, None]).reshape(shape)
@@ -47,15 +47,15 @@ def move_rows(buffer: Array, places: Array, starts: Rows, axis: int) -> Array:
     """Copies entries of `buffer` [B, ...] along `axis`, from places [B, K] to `starts[b]` on."""
     shape = [1] * buffer.ndim
     shape[0], shape[axis] = places.shape
-    found = jnp.take_along_axis(buffer, places.reshape(shape), axis=axis)
-    return write_rows(buffer, found, starts, axis)
+    moved = jnp.take_along_axis(buffer, places.reshape(shape), axis=axis)
+    return write_rows(buffer, moved, starts, axis)
 
 
 def sheared(seen: Array, rows: int) -> Array:
-    """Windows on seen [..., rows + K], each one to the left of the one before: [..., rows, K].
+    """Windows on seen [..., rows + K], each one entry left of the one before: [..., rows, K].
 
-    The last of them begins at the first entry. Copies of `seen` in rows that are shorter by one
-    shift it so, in a single operation.
+    The last window begins at the first entry. Laying copies of `seen` out in rows that are one
+    entry shorter shifts them in a single operation.
     """
     size = seen.shape[-1]
     copies = jnp.tile(seen, rows)[..., : rows * (size - 1)]
@@ -63,7 +63,7 @@ def sheared(seen: Array, rows: int) -> Array:
 
 
 def power_of_two(rows: int) -> int:
-    """The least that is not smaller: batches of so many rows need few programs."""
+    """The least power of two that is not less, so that batches need few programs."""
     return 2 ** (rows - 1).bit_length()
 
 

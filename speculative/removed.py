@@ -1,6 +1,6 @@
-"""What was removed or renamed, and what takes its place: the table of CHANGELOG.md.
+"""Removed and renamed names with their replacements: the table of CHANGELOG.md.
 
-The command line, gin files and `load` answer what is asked for by an old name with its row.
+The command line, gin files and `load` answer requests for an old name with its row.
 """
 
 import json
@@ -9,10 +9,10 @@ import pathlib
 REMOVED: dict[str, str] = json.loads(
     pathlib.Path(__file__).with_name("removed.json").read_text(encoding="utf-8")
 )
-"""By option (with its value where others stay), script, name of a model, gin binding or name in
-Python."""
+"""Replacements by old name: an option (with its value if others remain), script, model, gin binding
+or name in Python."""
 
 
 def said(name: str) -> str | None:
-    """The sentence about what had this name, if anything had."""
+    """The sentence about a removed name; None if nothing had it."""
     return f"{name} was removed: {REMOVED[name]}." if name in REMOVED else None

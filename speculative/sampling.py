@@ -19,14 +19,15 @@ from jax import Array, lax
 from speculative import checks
 from speculative.backends.cpu.kernels import softmax
 
-# Below it logits divided by temperature may overflow float32; for argmax the temperature is 0.
+# Logits divided by a smaller temperature may overflow float32; argmax has temperature 0.
 SMALLEST_TEMPERATURE = 1e-6
 _BLOCK = 128
-_NAMES = ("temperature", "top_k", "top_p", "min_p")  # Of `Sampling`, in the order of its kinds.
+# Fields of `Sampling`, in the order of `Kinds`.
+_NAMES = ("temperature", "top_k", "top_p", "min_p")
 
 
 class Kinds(NamedTuple):
-    """What some rows of a batch make of their logits; it shapes programs, which values do not."""
+    """The kinds of sampling that rows of a batch use; they shape programs, values do not."""
 
     greedy: bool  # Temperature 0.
     sampled: bool  # Another temperature.
@@ -36,7 +37,7 @@ class Kinds(NamedTuple):
 
     @classmethod
     def of(cls, rows: Iterable["Sampling"]) -> "Kinds":
-        """Of rows together."""
+        """The kinds that any of the rows uses."""
         return cls(*map(any, zip(*(row.kinds for row in rows), strict=True)))
 
 
@@ -45,15 +46,15 @@ class Kinds(NamedTuple):
 class Sampling:
     """How tokens are chosen from logits.
 
-    It is a pytree of the values that are in use: a program serves all values of the same `kinds`.
-    Inside of programs, values may be arrays [B], one for each row, as `together` makes them.
-    A token must be kept by top-k, top-p and min-p (Nguyen et al., arXiv 2407.01082) alike.
+    It is a pytree of the values in use: one program serves all values of the same `kinds`. Inside
+    programs, values may be arrays [B], one for each row, as `together` makes them. A token is kept
+    if top-k, top-p and min-p (Nguyen et al., arXiv 2407.01082) all keep it.
     """
 
     temperature: float = 1.0  # 0 is argmax; 1 is the model's own distribution.
     top_k: int = 0  # Keep the k most probable tokens (ties with the k-th stay); 0 keeps all.
     top_p: float = 1.0  # Keep the fewest most probable tokens of at least this total probability.
-    min_p: float = 0.0  # Keep tokens at least this times as probable as the most probable one.
+    min_p: float = 0.0  # Keep tokens of at least this fraction of the greatest probability.
 
     def __post_init__(self) -> None:
         least = SMALLEST_TEMPERATURE
@@ -68,7 +69,7 @@ class Sampling:
 
     @functools.cached_property
     def kinds(self) -> Kinds:
-        """What it makes of logits."""
+        """The kinds of sampling in use."""
         sampled = self.temperature != 0
         kept = self.top_k > 0, self.top_p < 1, self.min_p > 0
         return Kinds(not sampled, sampled, *(sampled and used for used in kept))
@@ -86,9 +87,9 @@ class Sampling:
 
     @classmethod
     def tree_unflatten(cls, kinds: Kinds, values: Iterable[Any]) -> "Sampling":
-        """The inverse; values may be of any type."""
+        """The inverse of `tree_flatten`; values may be of any type."""
         used = zip(itertools.compress(_NAMES, kinds[1:]), values, strict=True)
-        made = object.__new__(cls)  # What is not in use is the class's default, or argmax.
+        made = object.__new__(cls)  # Values not in use are the class's defaults, or argmax.
         vars(made).update(temperature=0.0, kinds=kinds)
         vars(made).update(used)
         return made
@@ -100,7 +101,7 @@ class Sampling:
 
     @property
     def mixed(self) -> bool:
-        """Whether those of some rows are one-hot, and of others are not."""
+        """Whether the distributions of some rows are one-hot, and those of others are not."""
         return self.kinds.greedy and self.kinds.sampled
 
     @property
@@ -109,14 +110,14 @@ class Sampling:
         return self.kinds.top_k or self.kinds.top_p or self.kinds.min_p
 
     def cold(self, rank: int) -> Array:
-        """Which rows are at temperature 0, for arrays of so many axes."""
+        """Which rows are at temperature 0, shaped for arrays of `rank` axes."""
         return of_rows(jnp.asarray(self.temperature), rank) == 0
 
 
 def of_rows(value: float | Array, rank: int) -> Array:
-    """A value for all rows as it is, or one for each, [B], for arrays [B, ...] of so many axes."""
-    found: Any = value if jnp.ndim(value) == 0 else jnp.reshape(value, (-1, *[1] * (rank - 1)))
-    return found
+    """A scalar as it is, or values [B] of rows, shaped for arrays [B, ...] of `rank` axes."""
+    shaped: Any = value if jnp.ndim(value) == 0 else jnp.reshape(value, (-1, *[1] * (rank - 1)))
+    return shaped
 
 
 def standardise(logits: Array, sampling: Sampling) -> Array:
@@ -127,7 +128,7 @@ def standardise(logits: Array, sampling: Sampling) -> Array:
     values = sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p
     temperature, top_k, top_p, min_p = (of_rows(value, logits.ndim) for value in values)
     cold = sampling.cold(logits.ndim) if sampling.mixed else None
-    # As written, or XLA multiplies by the inverse of one temperature and divides by those of rows.
+    # Otherwise XLA would multiply by the inverse of one temperature and divide by those of rows.
     scaled = logits * (1.0 / (temperature if cold is None else jnp.where(cold, 1.0, temperature)))
     if kinds.top_k:
 
@@ -156,9 +157,9 @@ def standardise(logits: Array, sampling: Sampling) -> Array:
 
 
 def greatest_few(values: Array, count: int) -> tuple[Array, Array]:
-    """The greatest values [..., count], descending, and where they are: of values [..., V].
+    """The greatest of values [..., V], descending, and their indices: [..., count] each.
 
-    Of equal ones the first comes first.
+    Equal values come in order of their indices.
     """
     few = functools.partial(_one_by_one, count=count)
 
@@ -170,9 +171,9 @@ def greatest_few(values: Array, count: int) -> tuple[Array, Array]:
 
 
 def _one_by_one(values: Array, count: int) -> tuple[Array, Array]:
-    """`greatest_few` for a TPU, which would sort all; each pass gives a value and its place."""
+    """`greatest_few` for a TPU, which would sort all; each pass finds a value and its index."""
     index = lax.broadcasted_iota(jnp.int32, values.shape, values.ndim - 1)
-    found = list[tuple[Array, Array]]()
+    picked = list[tuple[Array, Array]]()
 
     def greater(one: tuple[Array, Array], other: tuple[Array, Array]) -> tuple[Array, Array]:
         before = (one[0] > other[0]) | ((one[0] == other[0]) & (one[1] < other[1]))
@@ -182,9 +183,9 @@ def _one_by_one(values: Array, count: int) -> tuple[Array, Array]:
     nothing = np.float32(-np.inf), np.int32(values.shape[-1] - 1)
     for _ in range(count):
         best, at = lax.reduce((values, index), nothing, greater, (values.ndim - 1,))
-        found.append((best, at))
+        picked.append((best, at))
         values = jnp.where(index == at[..., None], -jnp.inf, values)
-    best, at = (jnp.stack(each, axis=-1) for each in zip(*found, strict=True))
+    best, at = (jnp.stack(each, axis=-1) for each in zip(*picked, strict=True))
     return best, at
 
 
@@ -193,16 +194,16 @@ def _one_hot(logits: Array) -> Array:
 
 
 def log_weights(logits: Array, sampling: Sampling) -> Array:
-    """Log p of the distribution to sample from, [..., V], but for a number of each row's own."""
+    """Log p of the distribution to sample from, [..., V], up to a constant for each row."""
     if sampling.mixed or sampling.truncated:
         return jnp.log(standardise(logits, sampling))
     return logits.astype(jnp.float32) * (1.0 / of_rows(sampling.temperature, logits.ndim))
 
 
 def choose(logits: Array, sampling: Sampling, noise: Array) -> Array:
-    """The token [...] of the greatest log p + noise, for logits and Gumbel noise [..., V].
+    """The token [...] with the greatest log p + noise, for logits and Gumbel noise [..., V].
 
-    It is distributed as p (`noise`); at temperature 0 it is the argmax.
+    It is distributed as p (see `noise`); at temperature 0 it is the argmax.
     """
     return argmax(logits if sampling.greedy else log_weights(logits, sampling) + noise)
 
@@ -210,7 +211,7 @@ def choose(logits: Array, sampling: Sampling, noise: Array) -> Array:
 def log_probabilities(logits: Array, tokens: Array, sampling: Sampling) -> Array:
     """The natural logarithms of the probabilities [...] with which tokens [...] are drawn.
 
-    At temperature 0, where nothing is drawn, those of the model's own distribution.
+    At temperature 0, where nothing is drawn, they are those of the model's own distribution.
     """
     p = standardise(logits, Sampling() if sampling.greedy else sampling)
     if sampling.mixed:
@@ -219,20 +220,20 @@ def log_probabilities(logits: Array, tokens: Array, sampling: Sampling) -> Array
 
 
 def _fewest(values: Array, enough: Callable[[Array], Array]) -> Array:
-    """The fewest of the greatest values [..., V] that are `enough`, ties with the least included.
+    """Which of values [..., V] are the fewest greatest that are `enough`, including ties.
 
-    `enough` is given those that are kept, bool [..., V], and tells [..., 1] of each row. Where not
-    even all of them are, all are kept. The least of them is found bit by bit: on CPU a sort of
-    8,000 values takes 12 times as long.
+    `enough` takes the kept values, bool [..., V], and decides for each row, [..., 1]. If even all
+    are not enough, all are kept. The least one is found bit by bit: on CPU a sort of 8,000 values
+    takes 12 times as long.
     """
     bits = lax.bitcast_convert_type(jnp.where(values == 0, 0.0, values), jnp.int32)
-    ordered = jnp.where(bits < 0, bits ^ 0x7FFFFFFF, bits)  # As whole numbers they order as floats.
+    ordered = jnp.where(bits < 0, bits ^ 0x7FFFFFFF, bits)  # Whole numbers in the floats' order.
     limits = jnp.iinfo(jnp.int32)
     low = jnp.full((*values.shape[:-1], 1), limits.min, jnp.int32)
 
     def halve(_: Array, between: tuple[Array, Array]) -> tuple[Array, Array]:
         low, high = between
-        middle = (low >> 1) + (high >> 1) + (low & high & 1)  # Their sum would overflow.
+        middle = (low >> 1) + (high >> 1) + (low & high & 1)  # The sum would overflow.
         kept = enough(ordered >= middle)
         return jnp.where(kept, middle, low), jnp.where(kept, high, middle)
 
@@ -243,16 +244,16 @@ def _fewest(values: Array, enough: Callable[[Array], Array]) -> Array:
 def argmax(logits: Array) -> Array:
     """The first token of the greatest logit: [..., V] -> [...] int32.
 
-    On CPU over the maxima of blocks, then inside the first block with the maximum: with XLA's
-    argmax of the whole vocabulary a small model's step is a quarter slower. On a TPU blocks would
-    be another layout, which takes as long as two passes.
+    On CPU it runs over the maxima of blocks, then inside the first block with the maximum: with
+    XLA's argmax of the whole vocabulary a small model's step is a quarter slower. On a TPU, blocks
+    would need another layout, which takes as long as two passes.
     """
     return lax.platform_dependent(logits, tpu=_first_greatest, default=_argmax_by_block)
 
 
 def _first_greatest(logits: Array) -> Array:
     at = first(logits == logits.max(axis=-1, keepdims=True))
-    return jnp.minimum(at, logits.shape[-1] - 1)  # Not of NaN, which no logit equals.
+    return jnp.minimum(at, logits.shape[-1] - 1)  # If a logit is NaN, `first` gives V.
 
 
 def _argmax_by_block(logits: Array) -> Array:
@@ -265,7 +266,7 @@ def _argmax_by_block(logits: Array) -> Array:
 def greatest(logits: Array, sampling: Sampling) -> Array:
     """The greatest logit, or NaN if there is one: [..., V] -> [...].
 
-    On CPU it comes at temperature 0 from the argmax, which sampling computes too.
+    On CPU at temperature 0 it comes from the argmax, which sampling computes too.
     """
 
     def of_argmax(logits: Array) -> Array:
@@ -280,7 +281,7 @@ def greatest(logits: Array, sampling: Sampling) -> Array:
 
 
 def _blocks(values: Array, filler: float) -> Array:
-    """[..., V] -> [..., V / _BLOCK, _BLOCK], or one block of V where that is less."""
+    """[..., V] -> [..., V / _BLOCK, _BLOCK], or one block if V is less than `_BLOCK`."""
     size = values.shape[-1]
     width = min(size, _BLOCK)
     padding = [(0, 0)] * (values.ndim - 1) + [(0, -size % width)]
@@ -291,8 +292,8 @@ def _blocks(values: Array, filler: float) -> Array:
 def first(flags: Array) -> Array:
     """The index of the first True, or N if there is none: [..., N] -> [...] int32.
 
-    A minimum, because XLA on CPU needs a dozen buffers for an argmax, and every dispatch sets up
-    the buffers of all its loops.
+    It is a minimum, because XLA on CPU needs a dozen buffers for an argmax, and every dispatch sets
+    up the buffers of all its loops.
     """
     size = flags.shape[-1]
     return jnp.min(jnp.where(flags, jnp.arange(size), size), axis=-1, initial=size)
@@ -318,7 +319,7 @@ def categorical(weights: Array, uniform: Array) -> Array:
 def _invert(weights: Array, threshold: Array) -> tuple[Array, Array]:
     """The first index whose running sum exceeds `threshold`, and the threshold's rest there."""
     running = jnp.cumsum(weights, axis=-1)
-    # Where rounding puts the threshold at or above the last sum, the result is the index at which
+    # If rounding puts the threshold at or above the last sum, the result is the index at which
     # that sum is first reached, which has positive weight.
     index = first(~((running <= threshold[..., None]) & (running < running[..., -1:])))
     at = index[..., None]

@@ -1,6 +1,6 @@
-"""What users choose of a generation, the same from Python and on the command line.
+"""The settings of a generation, the same in Python and on the command line.
 
-The command line reads names and defaults here before JAX is there, which is imported to check them.
+The command line reads their names and defaults before importing JAX, which their checks need.
 """
 
 import dataclasses
@@ -20,33 +20,34 @@ Of = TypeVar("Of")
 Text = TypeVar("Text")
 Found = TypeVar("Found")
 
-MAX_STOP = 256  # Characters of a stop string.
+MAX_STOP = 256  # The most characters of a stop string.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Settings:
-    """How texts are decoded; a value of another type or range raises ValueError.
+    """How texts are decoded; a value of the wrong type or out of range raises ValueError.
 
     Attributes:
-        gamma: guesses a step; 0 decodes with the target alone. Of a tree, its depth.
-        temperature: 0 is argmax; this and the next three are described by `Sampling`.
-        top_k: the likeliest tokens that are kept; 0 is all.
-        top_p: their mass, in (0, 1].
-        min_p: their least probability, as a share of the greatest.
-        verification: how guesses are verified, a rule or a name of `decoding.rules.RULES`.
-        tree: guesses of a step's tree, of which several may be for one position; 0 is a chain.
-        lenience: of a rule that is named; below 1 outputs are not exact, but faster (A.5).
-        max_length: tokens at which an output is cut.
-        seed: of all random numbers.
-        example: number of the first text in its task; each has random numbers of its own.
-        source_length: tokens to which a longer source or prompt is cut; None reads all of it.
-        stop: a text ends where it contains one of these, and is cut before it; its tokens are those
-            up to the one that completed it.
-        show_special: whether texts show special tokens, as sentinels are; a stop string may have
+        gamma: guesses per step; 0 decodes with the target alone. For a tree, its depth.
+        temperature: 0 is argmax; `Sampling` describes this and the next three.
+        top_k: how many of the likeliest tokens are kept; 0 keeps all.
+        top_p: the mass of the tokens kept, in (0, 1].
+        min_p: the least probability of the tokens kept, as a share of the greatest.
+        verification: how guesses are verified: a rule or a name in `decoding.rules.RULES`.
+        tree: guesses in a step's tree, which may hold several for one position; 0 is a chain.
+        lenience: for a rule given by name; below 1, outputs are faster but not exact (A.5).
+        max_length: the number of tokens at which an output is cut.
+        seed: the seed of all random numbers.
+        example: the number of the first text in its task; each text has its own random numbers.
+        source_length: the number of tokens to which a longer source or prompt is cut; None reads
+            all of it.
+        stop: strings that end a text, which is cut before the first of them; its tokens run up to
+            the one that completed the string.
+        show_special: whether texts show special tokens such as sentinels; a stop string may have
             them either way.
         logprobs: whether the log-probabilities of the tokens are kept.
-        processors: what changes the logits of target and draft by the text so far.
-        batch_size: texts that are decoded together, where there are as many, each as alone.
+        processors: callables that change the logits of target and draft by the text so far.
+        batch_size: the most texts that are decoded together, each as if alone.
     """
 
     gamma: int = 5
@@ -86,7 +87,7 @@ class Settings:
                 raise ValueError(
                     f"A stop string must have 1 to {MAX_STOP} characters, not {len(end)}."
                 )
-        self.decoding(1, ())  # This checks the others.
+        self.decoding(1, ())  # This checks the other fields.
 
     @functools.cached_property
     def rule(self) -> "Rule":
@@ -97,13 +98,13 @@ class Settings:
             return rules.select(self.verification, self.lenience)
         if self.lenience != 1:
             raise ValueError(
-                f"lenience = {self.lenience} is not for a rule that is given; give it to the rule "
+                f"lenience = {self.lenience} is for rules selected by name; give it to the rule "
                 f"itself, as in Token({self.lenience})."
             )
         return self.verification
 
     def decoding(self, vocab_size: int, eos_ids: tuple[int, ...]) -> "Decoding":
-        """The settings of the loop, for a vocabulary of so many tokens and its ends."""
+        """The settings of the loop, for a vocabulary's size and end-of-sequence tokens."""
         from speculative.decoding import Decoding
         from speculative.sampling import Sampling
 
@@ -125,9 +126,9 @@ class Settings:
 
 
 class _ByName(Generic[P]):
-    """Makes of a method's last argument, `Settings`, their fields, which callers give by name.
+    """Replaces a method's last argument, `Settings`, by its fields, which callers give by name.
 
-    Editors and `help` show all of them, and they stand in one place.
+    Editors and `help` show all of them, and they are declared in one place.
     """
 
     def __init__(self, settings: Callable[P, Settings]) -> None:

@@ -1,4 +1,4 @@
-"""Tokens beside a vocabulary's pieces, and those that begin and end texts: a checkpoint's own."""
+"""A checkpoint's tokens in addition to pieces, and those that begin and end texts."""
 
 import dataclasses
 import re
@@ -10,33 +10,33 @@ from speculative.types import Fields
 
 
 class AddedToken(NamedTuple):
-    """A token for which a text has one spelling, found before the text is cut into pieces.
+    """A token with a fixed spelling, which is found before a text is cut into pieces.
 
     The fields are those of the library `tokenizers`.
     """
 
     content: str  # The spelling.
     id: int
-    special: bool = False  # Whether a text leaves it out where nobody asks for it.
-    lstrip: bool = False  # Whether the spaces before it belong to it,
-    rstrip: bool = False  # and those behind it.
+    special: bool = False  # Whether decoded text omits it unless requested.
+    lstrip: bool = False  # Whether the spaces before it belong to it.
+    rstrip: bool = False  # Whether the spaces after it belong to it.
     single_word: bool = False  # Whether it must be a whole word.
 
 
 @dataclasses.dataclass(frozen=True)
 class SpecialTokens:
-    """What a checkpoint says of tokens; what it does not say is as usual for its vocabulary.
+    """A checkpoint's settings of tokens; missing ones are as usual for its vocabulary.
 
     Attributes:
-        eos_ids: the tokens that end an output, each.
+        eos_ids: the tokens each of which ends an output.
         start_id: the token before a text.
-        pad_id: what others fill texts up with.
+        pad_id: the token with which other programs pad texts.
         end: the spelling of the token that ends an encoded text.
-        pad: that of padding.
-        added: tokens beside the vocabulary's pieces.
-        spelled: pieces that are added tokens too, special ones.
+        pad: the spelling of padding.
+        added: tokens in addition to the vocabulary's pieces.
+        spelled: pieces that are also special added tokens.
         begin: the spelling of the token before a text.
-        template: what makes a prompt of a chat, in Jinja; see `chat.Template`.
+        template: the Jinja template that renders a chat as a prompt; see `chat.Template`.
     """
 
     eos_ids: tuple[int, ...] = ()
@@ -50,7 +50,7 @@ class SpecialTokens:
     template: str | None = None
 
     def to_json(self) -> Fields:
-        """What is said, as JSON-ready values."""
+        """The settings that are not missing, as JSON-ready values."""
         fields = {name: value for name, value in vars(self).items() if value not in ((), None)}
         if self.added:
             fields["added"] = [token._asdict() for token in self.added]
@@ -58,7 +58,7 @@ class SpecialTokens:
 
     @classmethod
     def from_json(cls, fields: Fields) -> Self:
-        """What `to_json` gave; raises ValueError for a field of another type."""
+        """The inverse of `to_json`; raises ValueError for a field of the wrong type."""
         read: dict[str, Any] = dict(fields)
         if "added" in fields:
             read["added"] = tuple(added_token(token["id"], token) for token in fields["added"])
@@ -73,21 +73,21 @@ class SpecialTokens:
 
 
 def token_id(name: str, value: object) -> int:
-    """A token's number, which must be a whole number from 0; ValueError names it."""
+    """Returns a token's number, which must be a whole number from 0; ValueError names it."""
     return checks.whole(name, value, 0, 2**31 - 1)
 
 
 def added_token(number: object, fields: Fields) -> AddedToken:
-    """An added token of a JSON object, as in `tokenizer.json`; ValueError without a spelling."""
+    """An added token from a JSON object, as in `tokenizer.json`; ValueError without a spelling."""
     content = fields.get("content")
     if not isinstance(content, str) or not content:
-        raise ValueError(f"The added token {number} has the content {content!r}, no text.")
+        raise ValueError(f"The added token {number} has the content {content!r}, not a text.")
     flags = {name: bool(fields.get(name, False)) for name in AddedToken._fields[2:]}
     return AddedToken(content, token_id(f"The id of the added token {content!r}", number), **flags)
 
 
 def pattern(added: Iterable[AddedToken]) -> re.Pattern[str] | None:
-    """What finds the added tokens in a text, the longest at each place; None without any."""
+    """A pattern of the added tokens, which finds the longest at each place; None without any."""
     spellings = {
         token.content: rf"\b{re.escape(token.content)}\b"
         if token.single_word

@@ -1,6 +1,6 @@
-"""The paper's equations in closed form, float64, and what we add to them.
+"""The paper's equations in closed form, float64, and our additions.
 
-Symbols: `alpha` is the expected acceptance rate in [0, 1]; `gamma` the guesses of a step, 0 or more
+Symbols: `alpha` is the expected acceptance rate in [0, 1]; `gamma` the guesses per step, 0 or more
 (0 is autoregressive decoding); `c` the time of one draft step over that of one target step;
 `verify_cost`, v, the time of a target pass over gamma + 1 positions over that of one position.
 Ratios have no unit. Every function raises ValueError for an argument out of range. Equation,
@@ -22,25 +22,25 @@ def expected_tokens(alpha: float, gamma: int) -> float:
     """
     _check_alpha(alpha)
     _check_whole("gamma", gamma, "guesses")
-    # Summing the series needs no special case at alpha = 1 and loses no digits beside it.
+    # Summing the series needs no special case at alpha = 1 and loses no digits near it.
     return float(np.sum(np.float64(alpha) ** np.arange(gamma + 1)))
 
 
 def tree_tokens(accepted: Sequence[float]) -> float:
     """Tokens that a pass over a tree of guesses yields on average.
 
-    `accepted` are, by depth, the probabilities that a guess is accepted where the ones before it
-    were: 1 plus the sum over depths of their products.
+    `accepted` holds, by depth, the probability that a guess is accepted if the ones before it were.
+    The result is 1 plus the sum over depths of the products of these.
     """
     for share in accepted:
         _check_alpha(share)
     return float(1 + np.cumprod(np.asarray(accepted, np.float64)).sum())
 
 
-# Where the target's choice is none of the draft's likelier ones, how often it is the second, third,
-# fourth one: measured on the shipped pair, English to German, 1,160 and 7,080 tokens.
+# How often the target's choice is the draft's second, third, fourth one if it is none of the
+# likelier ones: measured on the bundled pair, English to German, 1,160 and 7,080 tokens.
 LEFT = {"greedy": (0.515, 0.33, 0.24), "coupled": (0.43, 0.31, 0.22)}
-# With noise, how often the draft's first choice is the target's, over the sum of min(p, q).
+# How often, with noise, the draft's first choice is the target's, over the sum of min(p, q).
 FIRST = 0.954
 
 
@@ -48,21 +48,21 @@ def shares_by_rank(alpha: float, greedy: bool) -> tuple[float, ...]:
     """How often the target's choice is a draft's first, second, third and fourth one.
 
     At temperature 0 the first one's share is alpha. Above it, with noise that both share
-    (`rules.Coupled`), it is less, because alpha is the greatest share of any way of coupling.
+    (`rules.Coupled`), it is less, because alpha is the greatest share of any coupling.
     """
     _check_alpha(alpha)
-    found = [alpha if greedy else FIRST * alpha]
+    shares = [alpha if greedy else FIRST * alpha]
     for share in LEFT["greedy" if greedy else "coupled"]:
-        found.append((1 - sum(found)) * share)
-    return tuple(found)
+        shares.append((1 - sum(shares)) * share)
+    return tuple(shares)
 
 
 def best_tree(shares: Sequence[float], nodes: int, depth: int, width: int) -> tuple[float, ...]:
-    """Of the best tree of so many guesses, how probably a guess at each depth is accepted.
+    """The probabilities that a guess at each depth of the best tree of `nodes` is accepted.
 
-    A node is accepted with the product of the shares of the ranks on its path; the best tree has
-    the nodes of the greatest products, where only the `width` likeliest of a level have successors.
-    Depths are conditioned on the one before; see `tree_tokens`.
+    A node's probability is the product of the shares of the ranks on its path; the best tree has
+    the nodes with the greatest products, and only the `width` likeliest of a level have successors.
+    Each depth is conditioned on the one before; see `tree_tokens`.
     """
     levels, likely = [], np.ones(1)
     for _ in range(depth):
@@ -71,7 +71,7 @@ def best_tree(shares: Sequence[float], nodes: int, depth: int, width: int) -> tu
     least = np.sort(np.concatenate(levels))[::-1][:nodes][-1]
     spare = nodes - sum(int((level > least).sum()) for level in levels)
     reached = [1.0]
-    for level in levels:  # Of equal ones as many as there is room for.
+    for level in levels:  # Equally likely nodes fill the remaining places.
         equal = min(spare, int((level == least).sum()))
         spare -= equal
         reached.append(float(level[level > least].sum() + equal * least))
@@ -79,9 +79,9 @@ def best_tree(shares: Sequence[float], nodes: int, depth: int, width: int) -> tu
 
 
 def acceptance_rate(tokens: float, gamma: int) -> float:
-    """The alpha at which Eq. 1 gives so many tokens, from 1 to gamma + 1: its inverse, by halving.
+    """The alpha at which Eq. 1 gives `tokens`, from 1 to gamma + 1: its inverse, by bisection.
 
-    At gamma = 0, where any alpha would do, it is 0.
+    At gamma = 0, where any alpha fits, it is 0.
     """
     _check_whole("gamma", gamma, "guesses")
     if not 1 <= tokens <= gamma + 1:
@@ -96,7 +96,7 @@ def acceptance_rate(tokens: float, gamma: int) -> float:
 
 
 def oracle_tokens(alpha: float) -> float:
-    """Tokens a target pass would yield if gamma always were the number acceptable (section 3.5).
+    """Tokens a target pass would yield if gamma always were the acceptable number (section 3.5).
 
     1 / (1 - alpha): Eq. 1 for unbounded gamma; infinite at alpha = 1.
     """
@@ -107,7 +107,7 @@ def oracle_tokens(alpha: float) -> float:
 def speedup(alpha: float, gamma: int, c: float, verify_cost: float = 1.0) -> float:
     """Wall-time factor over autoregressive decoding (Theorem 3.8), for any cost of verification.
 
-    The theorem lets gamma + 1 positions cost what one does. Where a wide pass is not free,
+    The theorem assumes that gamma + 1 positions cost as much as one. If a wide pass is not free,
     the measured v replaces that 1: Eq. 1 / (gamma c + v).
     """
     _check_cost("c", c)
@@ -119,8 +119,8 @@ def speedup(alpha: float, gamma: int, c: float, verify_cost: float = 1.0) -> flo
 def operations(alpha: float, gamma: int, c_hat: float) -> float:
     """Factor by which arithmetic operations grow (Theorem 3.11).
 
-    (1 - alpha) (gamma c_hat + gamma + 1) / (1 - alpha^(gamma + 1)), where c_hat is the operations a
-    token of the draft over those of the target.
+    (1 - alpha) (gamma c_hat + gamma + 1) / (1 - alpha^(gamma + 1)), where c_hat is the draft's
+    operations per token over the target's.
     """
     _check_cost("c_hat", c_hat)
     return (gamma * c_hat + gamma + 1) / expected_tokens(alpha, gamma)
@@ -129,9 +129,9 @@ def operations(alpha: float, gamma: int, c_hat: float) -> float:
 def expected_calls(alpha: float, gamma: int, length: int) -> float:
     """Target passes that `length` tokens take on average, for i.i.d. acceptances.
 
-    Eq. 1 does not know that a text's last pass yields no more than what is missing. This is the
+    Eq. 1 ignores that a text's last pass yields no more tokens than are missing. This is the
     renewal equation over the tokens still to come: a pass yields k <= gamma tokens with probability
-    alpha^(k - 1) (1 - alpha), and else gamma + 1.
+    alpha^(k - 1) (1 - alpha), and otherwise gamma + 1.
     """
     _check_alpha(alpha)
     _check_whole("gamma", gamma, "guesses")

@@ -13,24 +13,23 @@ from speculative.types import Flags, Rows
 
 @dataclasses.dataclass(frozen=True)
 class Growth:
-    """How trees of guesses grow: a draft reads a level of nodes in one pass; it shapes programs.
+    """How trees of guesses grow: a draft reads a level of nodes in one pass; this shapes programs.
 
-    Of every node that is read, the `BRANCHES` likeliest successors are candidates, and the `WIDTH`
-    likeliest candidates of a level are read next. Of all candidates, the likeliest nodes are the
-    tree. How likely a candidate is, is the product along its path of the draft's own probabilities
-    (EAGLE-2, Li et al., arXiv 2406.16858) or, with `shares`, of how often the target's choice was
-    the draft's first, second, ... one. As no node is likelier than its parent, the nodes taken are
-    a tree. Of trees in which `WIDTH` nodes of a level have successors none has a greater sum;
-    without that limit it would be the tree that Sequoia's dynamic programming finds (Chen et al.,
-    arXiv 2402.12374).
+    The `BRANCHES` likeliest successors of every node that is read are candidates, and the `WIDTH`
+    likeliest candidates of a level are read next. The likeliest of all candidates form the tree. A
+    candidate's likelihood is the product along its path of the draft's own probabilities (EAGLE-2,
+    Li et al., arXiv 2406.16858) or, with `shares`, of how often the target's choice was the draft's
+    first, second, ... one. No node is likelier than its parent, so the chosen nodes form a tree. No
+    tree in which `WIDTH` nodes of a level have successors has a greater sum; without that limit it
+    would be the tree that Sequoia's dynamic programming finds (Chen et al., arXiv 2402.12374).
 
     Attributes:
-        nodes: guesses of a tree.
+        nodes: guesses in a tree.
         depth: the most guesses that may be accepted in a step, gamma.
-        shares: by rank, in (0, 1]; further ranks are not guessed.
+        shares: the shares by rank, in (0, 1]; further ranks are not guessed.
     """
 
-    WIDTH = 8  # Rows of a tile of a TPU, in which a pass takes no longer than for one node.
+    WIDTH = 8  # Rows of a TPU's tile: a pass over so many nodes takes no longer than over one.
     BRANCHES = 8
 
     nodes: int
@@ -70,27 +69,27 @@ class Growth:
 class Tree:
     """Which guess follows which, in each row.
 
-    A place is where a token stands in the chunk that the target reads: 0 is the newest token of the
-    text, i the i-th guess. All is computed by comparisons and sums of [G + 1, G + 1], because on a
-    TPU a gather or a scatter is a loop.
+    A place is a token's index in the chunk that the target reads: 0 is the newest token of the
+    text, i the i-th guess. Everything is computed by comparisons and sums of [G + 1, G + 1],
+    because on a TPU a gather or a scatter is a loop.
     """
 
-    parents: Array  # [B, G] int32, the places of the tokens before the guesses, which are less.
-    ranks: Array  # [B, G] int32, of each guess among those of its parent by likelihood, from 0.
+    parents: Array  # [B, G] int32, the place of the token before each guess, which is less.
+    ranks: Array  # [B, G] int32, each guess's rank by likelihood among its siblings, from 0.
     depth: int = struct.field(pytree_node=False)  # D, the most guesses on a path.
 
     @functools.cached_property
     def follows(self) -> Flags:
-        """Whether each place's parent is each other: [B, G + 1, G + 1]; the first has none."""
+        """Whether place i's parent is place j: [B, G + 1, G + 1]; the first has none."""
         places = jnp.arange(self.parents.shape[1] + 1)
         return jnp.pad(self.parents[..., None] == places, ((0, 0), (1, 0), (0, 0)))
 
     @functools.cached_property
     def mask(self) -> Flags:
-        """Whether each place sees each other, which then is on its path: [B, G + 1, G + 1]."""
+        """Whether place i sees place j, which is then on its path: [B, G + 1, G + 1]."""
         seen = self.follows | jnp.eye(self.follows.shape[1], dtype=bool)
         reach = 1
-        while reach < self.depth:  # What is seen by what is seen.
+        while reach < self.depth:  # Adds the places that seen places see.
             counts = seen.astype(jnp.float32)
             seen, reach = jnp.einsum("bij,bjk->bik", counts, counts) > 0.5, 2 * reach
         return seen
@@ -112,12 +111,12 @@ class Tree:
         return self.depths[:, None] == jnp.arange(self.depth + 1)[:, None]
 
     def by_place(self, numbers: Array) -> Array:
-        """What is [B, D + 1, ...] of positions, of the places [B, G + 1, ...] at them."""
+        """Numbers [B, D + 1, ...] of positions, for the places at them: [B, G + 1, ...]."""
         at = self.depths.reshape(*self.depths.shape, *[1] * (numbers.ndim - 2))
         return jnp.take_along_axis(numbers, at, axis=1)
 
     def tested(self, path: Array, accepted: Rows) -> Rows:
-        """Depths [B] at which guesses were tested: those accepted, and the next if it has any."""
+        """The number of depths [B] with tested guesses: the accepted ones, and the next if any."""
         end = jnp.take_along_axis(path, accepted[:, None], axis=1)
         more = jnp.take_along_axis(self.follows.any(axis=1), end, axis=1)[:, 0]
         return accepted + more
@@ -131,14 +130,14 @@ class Tree:
         """The longest path of guesses that are all `right` [B, G].
 
         Returns:
-            path [B, D + 1], its places from 0 on, and behind them 0; how many guesses are on it
-            [B]; and the choice [B], of those at each place [B, G + 1], that was made at its end.
+            path [B, D + 1], its places from 0 on, followed by zeros; the number of guesses on it
+            [B]; and the choice [B], out of those at each place [B, G + 1], made at its end.
         """
         right = jnp.pad(right, ((0, 0), (1, 0)), constant_values=True)
         stands = ~(self.mask & ~right[:, None]).any(axis=-1)
         reached = jnp.where(stands, self.depths, 0)
         accepted = reached.max(axis=1)
-        # Of siblings with the same token the first one.
+        # The first of siblings with the same token is taken.
         ends = stands & (reached == accepted[:, None])
         end = ends & (jnp.cumsum(ends, axis=1) == 1)
         path = jnp.where(end[..., None], self.on_paths, 0).sum(axis=1)

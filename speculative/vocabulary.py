@@ -1,4 +1,4 @@
-"""Vocabularies: SentencePiece and bytes as in T5s, and what the library tokenizers reads."""
+"""Vocabularies: SentencePiece and bytes, as in T5s, and those of the library tokenizers."""
 
 import abc
 import dataclasses
@@ -36,24 +36,24 @@ class Vocabulary(abc.ABC):
     """Turns text into tokens and back.
 
     A text's added tokens, sentinels among them, are found first; the parts between them are cut
-    into pieces. What is special in tokens, as sentinels are, is shown only where it is asked for.
+    into pieces. Special tokens, such as sentinels, are shown only on request.
     """
 
     path: pathlib.Path  # Its file, or the name of a vocabulary that needs none.
-    size: int  # Tokens V: one more than the last, sentinels and added ones included.
+    size: int  # Tokens V: one more than the last, including sentinels and added ones.
     extra_ids: int = 0  # Sentinels after its pieces.
-    special: SpecialTokens = SpecialTokens()  # What its checkpoint says of tokens.
-    end_id: int = EOS_ID  # The token that is given to a text's end.
+    special: SpecialTokens = SpecialTokens()  # Its checkpoint's settings of tokens.
+    end_id: int = EOS_ID  # The token appended to a text.
     eos_ids: tuple[int, ...] = (EOS_ID,)  # Each ends an output.
     start_id: int = PAD_ID  # The token before a text.
-    usual_extra_ids: int = 0  # The sentinels that such a vocabulary comes with.
-    of_bytes: bool = False  # Whether pieces are made of bytes, and so cover every script.
-    _added: Mapping[str, AddedToken] = {}  # By their spelling.
+    usual_extra_ids: int = 0  # The usual number of sentinels of such a vocabulary.
+    of_bytes: bool = False  # Whether pieces consist of bytes, and so cover every script.
+    _added: Mapping[str, AddedToken] = {}  # Added tokens by their spelling.
 
     @functools.cached_property
     @abc.abstractmethod
     def pieces(self) -> tuple[str, ...]:
-        """Every piece, by id; empty where there is none."""
+        """Every piece, by id; an empty string for an id without one."""
 
     def _encode(self, text: str) -> Sequence[int]:
         """The pieces of a text, or of a part of one."""
@@ -61,20 +61,20 @@ class Vocabulary(abc.ABC):
 
     @abc.abstractmethod
     def _text(self, tokens: list[int], special: bool) -> str:
-        """The text of tokens that do not end it; what stands for no text is left out."""
+        """The text of tokens that do not end it, without those that stand for no text."""
 
     @functools.cached_property
     def spelled(self) -> list[bytes | None]:
-        """What each token stands for in UTF-8, or None: of padding, and of parts of no text.
+        """Each token's text in UTF-8; None for padding and other tokens without text.
 
-        That of an added token is its spelling. It is the same in every kind of vocabulary.
+        The text of an added token is its spelling. It is the same in every kind of vocabulary.
         """
         added = {token.id: token.content.encode() for token in self._given}
         added |= {token.id: token.content.encode() for token in self._added.values()}
         return [added.get(i) or self._stands_for(piece) for i, piece in enumerate(self.pieces)]
 
     def _stands_for(self, piece: str) -> bytes | None:
-        """What a piece stands for, here of SentencePiece or bytes; None of one that is no text."""
+        """The text of a piece, here of SentencePiece or bytes; None if it stands for no text."""
         if match := re.fullmatch(r"<0x([0-9A-F]{2})>", piece):
             return bytes([int(match[1], 16)])
         return piece.replace("▁", " ").encode() or None
@@ -89,14 +89,14 @@ class Vocabulary(abc.ABC):
         return np.array([*self._tokens(text), self.end_id], np.int32)
 
     def decode(self, tokens: np.ndarray | list[int], special: bool = False) -> str:
-        """The text of tokens, up to the end of sequence, with the special ones if asked for."""
+        """The text of tokens, up to the end of sequence, with special ones if requested."""
         before_end = itertools.takewhile(lambda token: token not in self.eos_ids, map(int, tokens))
         return self._text(list(before_end), special)
 
     def before(self, stop: Sequence[str], tokens: list[int], special: bool = False) -> str | None:
         """The text of tokens before the first stop string in it; None if it has none.
 
-        A stop string may have special tokens, whether the text shows them or not.
+        A stop string may contain special tokens, whether the text shows them or not.
         """
         text = self.decode(tokens, special)
         if places := [place for one in stop if (place := text.find(one)) >= 0]:
@@ -116,7 +116,7 @@ class Vocabulary(abc.ABC):
     def prompt(self, text: str) -> np.ndarray:
         """The tokens that a decoder-only model continues: the start token and the text's, int32.
 
-        Of a `Rendered` text they are those of what it spells out, and no others.
+        For a `Rendered` text they are only the tokens that it spells out.
         """
         before = [] if isinstance(text, Rendered) else [self.start_id]
         return np.array([*before, *self._tokens(text)], np.int32)
@@ -129,7 +129,7 @@ class Vocabulary(abc.ABC):
 
     @property
     def _given(self) -> Iterable[AddedToken]:
-        """Added tokens that are no sentinels of a usual number."""
+        """Added tokens other than the usual sentinels."""
         return self.special.added
 
     @functools.cached_property
@@ -137,9 +137,9 @@ class Vocabulary(abc.ABC):
         return pattern(self._added.values())
 
     def _adopt(self, special: SpecialTokens, known: Callable[[str], int | None], end: int) -> None:
-        """Takes over what a checkpoint says; `known` gives a piece's id, `end` is the usual one.
+        """Applies a checkpoint's settings; `known` gives a piece's id, `end` is the usual end.
 
-        ValueError is raised for an end that is no token.
+        ValueError is raised for an end that is not a token.
         """
         sentinels = [AddedToken(one, i, special=True) for i, one in self._sentinels()]
         ids = [(one, known(one)) for one in special.spelled]
@@ -151,13 +151,13 @@ class Vocabulary(abc.ABC):
         self.end_id = end
         if special.end is not None:
             named = self._added.get(special.end)
-            found = named.id if named else known(special.end)
-            if found is None:
+            end_id = named.id if named else known(special.end)
+            if end_id is None:
                 raise ValueError(
                     f"The end {special.end!r} of texts is no piece of the vocabulary {self.path}; "
                     "give it its id among the added tokens, or name another (eos_token)."
                 )
-            self.end_id = found
+            self.end_id = end_id
         self.eos_ids = special.eos_ids or (self.end_id,)
         if special.start_id is not None:
             self.start_id = special.start_id
@@ -173,7 +173,7 @@ class Vocabulary(abc.ABC):
         yield from ()
 
     def _listed(self, known: Iterable[str]) -> tuple[str, ...]:
-        """Every token, by id, of the pieces and what is added to them."""
+        """Every token, by id: the pieces and the added tokens."""
         pieces = [*known]
         pieces += [""] * (self.size - len(pieces))
         for token in self._added.values():
@@ -187,7 +187,7 @@ class Vocabulary(abc.ABC):
 
     @functools.cached_property
     def contents(self) -> str:
-        """The fingerprint of its size and files, in which scores and merges are; or of its pieces.
+        """The fingerprint of its size and files, which hold scores and merges, or of its pieces.
 
         See `fingerprints.of_files`.
         """
@@ -197,19 +197,19 @@ class Vocabulary(abc.ABC):
         return fingerprints.of_value([self.size, read])
 
     def spelled_out(self, text: str) -> float:
-        """The share of a text's characters that no piece has, as of another script, from 0 to 1.
+        """The share, 0 to 1, of a text's characters that no piece has, as in another script.
 
-        They are unknown, or spelled in bytes. Of tokens it would be less where a row of unknown
-        characters is one token, as in T5's vocabulary.
+        They are unknown or spelled in bytes. The share of tokens would be smaller where a run of
+        unknown characters is one token, as in T5's vocabulary.
         """
         if self.of_bytes:
             return 0.0
-        # What unknown pieces and single bytes decode to.
+        # Unknown pieces and single bytes decode to these.
         marks = {"\N{REPLACEMENT CHARACTER}", "\N{DOUBLE QUESTION MARK}"}
         whole = [token for token in self.encode(text) if marks.isdisjoint(self.decode([token]))]
-        kept, given = ("".join(words.split()) for words in (self.decode(whole), text))
+        kept, full = ("".join(words.split()) for words in (self.decode(whole), text))
         # One character may be normalised to several, as in a ligature.
-        return max(0.0, 1 - len(kept) / len(given)) if given else 0.0
+        return max(0.0, 1 - len(kept) / len(full)) if full else 0.0
 
     def require_room(self, rows: int, model: str) -> None:
         """Raises ValueError if it has more pieces than a model's embedding has rows."""
@@ -251,7 +251,7 @@ class SentencePiece(Vocabulary):
         extra_ids: int = 0,
         special: SpecialTokens = SpecialTokens(),  # noqa: B008
     ):
-        """Loads a model; raises ValueError if the file is missing or no SentencePiece model."""
+        """Loads a model; raises ValueError if the file is missing or not a SentencePiece model."""
         self.path, self.extra_ids = pathlib.Path(path), extra_ids
         if not self.path.is_file():
             raise ValueError(f"There is no vocabulary at {self.path}.")
@@ -262,10 +262,10 @@ class SentencePiece(Vocabulary):
         self.size = self._known + extra_ids
         end = self._processor.eos_id()
         self._adopt(special, self._id, EOS_ID if end < 0 else end)
-        # Added tokens by their ids; what is unknown is shown as SentencePiece shows it.
+        # Added tokens by their ids; the unknown token is shown as SentencePiece shows it.
         unknown = self._processor.unk_id()
         self._named = {token.id: token for token in self._added.values() if token.id != unknown}
-        # Pieces that stand for no text, as padding does.
+        # Pieces that stand for no text, such as padding.
         control = self._processor.IsControl(list(range(self._known)))
         self._nothing = frozenset(i for i, one in enumerate(control) if one)
 
@@ -280,8 +280,8 @@ class SentencePiece(Vocabulary):
             return self._processor.IdToPiece(list(range(self._known)))
 
     def _id(self, piece: str) -> int | None:
-        found = self._processor.PieceToId(piece)
-        return found if self._processor.IdToPiece(found) == piece else None
+        token = self._processor.PieceToId(piece)
+        return token if self._processor.IdToPiece(token) == piece else None
 
     def _sentinels(self) -> Iterator[tuple[int, str]]:
         last = self.size - 1
@@ -309,16 +309,16 @@ class SentencePiece(Vocabulary):
         return self._behind(text, kept) if text else self._processor.DecodeIds(kept)
 
     def _behind(self, text: str, tokens: list[int]) -> str:
-        """A text and the one of some pieces behind it, whose first space is then kept."""
+        """A text followed by that of some pieces, whose first space is then kept."""
         inside = text and tokens and self._own[tokens[0]].startswith("▁")
         return text + " " * bool(inside) + self._processor.DecodeIds(tokens)
 
 
 class Bytes(Vocabulary):
-    """UTF-8's bytes, each 3 more than it is, as in ByT5 (Xue et al., 2022)."""
+    """UTF-8's bytes, each plus 3, as in ByT5 (Xue et al., 2022)."""
 
     usual_extra_ids, of_bytes = 125, True
-    _first, _known = 3, 3 + 256  # Behind padding, end and unknown.
+    _first, _known = 3, 3 + 256  # After padding, end and unknown.
 
     def __init__(
         self,
@@ -347,17 +347,17 @@ class Bytes(Vocabulary):
     def _text(self, tokens: list[int], special: bool) -> str:
         shown = {token.id for token in self._added.values() if special or not token.special}
         shown |= {*range(self._first)} if special else set()
-        found = bytearray()
+        encoded = bytearray()
         for token in tokens:
             if token in shown:
-                found += self.pieces[token].encode()
+                encoded += self.pieces[token].encode()
             elif self._first <= token < self._known:
-                found.append(token - self._first)
-        return found.decode(errors="ignore")  # Without bytes that are no UTF-8.
+                encoded.append(token - self._first)
+        return encoded.decode(errors="ignore")  # Drops bytes that are not UTF-8.
 
 
 class Tokenizer(Vocabulary):
-    """A vocabulary that the library `tokenizers` reads: T5's pieces, or byte pairs.
+    """A vocabulary read by the library `tokenizers`: T5's pieces, or byte pairs.
 
     A `tokenizer.json` may hold either; the older `vocab.json` with its `merges.txt` holds GPT-2's
     byte pairs, with one token between texts (Radford et al., 2019).
@@ -369,7 +369,7 @@ class Tokenizer(Vocabulary):
         special: SpecialTokens = SpecialTokens(),  # noqa: B008
         rows: int | None = None,
     ):
-        """Loads the files; padding without one of the model's `rows`, if known, is left out.
+        """Loads the files; a padding token beyond the model's `rows`, if known, is left out.
 
         ValueError is raised if a file is missing or damaged, or no token ends a text.
         """
@@ -378,7 +378,7 @@ class Tokenizer(Vocabulary):
         added = self._tokenizer.get_added_tokens_decoder()
         if rows is not None and special.pad is not None:
             beyond = [i for i, token in added.items() if i >= rows and token.content == special.pad]
-            if beyond:  # It is never read, nor written.
+            if beyond:  # It is never read or written.
                 self._tokenizer = _tokenizer(self.path, special, without=beyond[0])
         self.of_bytes = type(self._tokenizer.decoder).__name__ == "ByteLevel"
         vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
@@ -391,7 +391,7 @@ class Tokenizer(Vocabulary):
                 f"{self.path} is not of GPT-2's kind, nor of T5's: it has no piece {end}."
             )
         ends = special.eos_ids[0] if ends is None else ends
-        # The library finds those of its own file.
+        # The library itself finds those of its file.
         others = tuple(one for one in special.added if known(one.content) != one.id)
         self._adopt(dataclasses.replace(special, added=others, spelled=(), end=None), known, ends)
         self.special = special
@@ -417,16 +417,16 @@ class Tokenizer(Vocabulary):
     def _tokens(self, text: str) -> list[int]:
         if self._added:
             return super()._tokens(text)
-        tokens = self._tokenizer.encode(text).ids  # The file may say what is put around a text.
+        tokens = self._tokenizer.encode(text).ids  # The file may put tokens around a text.
         return tokens[:-1] if tokens[-1:] == [self.end_id] and not self.of_bytes else tokens
 
     def _encode(self, text: str) -> list[int]:
         return self._tokenizer.encode(text, add_special_tokens=False).ids
 
     def prompt(self, text: str) -> np.ndarray:
-        """The text's tokens behind those that the file puts before it, int32.
+        """The text's tokens after those that the file puts before it, int32.
 
-        Without any it is the start token of pieces; of bytes' pairs that stands for an empty text.
+        Without any, pieces get the start token; byte pairs get it for an empty text only.
         """
         tokens = super()._tokens(text)
         if not isinstance(text, Rendered):
@@ -457,11 +457,11 @@ class Tokenizer(Vocabulary):
 
 @functools.cache
 def _bytes_by_character() -> Mapping[str, int]:
-    """How GPT-2's vocabulary spells bytes: as what prints, and others by characters from 256 on."""
+    """GPT-2's spelling of bytes: printable ones as they are, others as characters from 256 on."""
     prints = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in prints]
-    found = {chr(byte): byte for byte in prints}
-    return found | {chr(256 + i): byte for i, byte in enumerate(others)}
+    printed = {chr(byte): byte for byte in prints}
+    return printed | {chr(256 + i): byte for i, byte in enumerate(others)}
 
 
 def _tokenizer(path: pathlib.Path, special: SpecialTokens, without: int | None = None) -> Any:
@@ -492,9 +492,9 @@ def _tokenizer(path: pathlib.Path, special: SpecialTokens, without: int | None =
         elif without is None:
             tokenizer = tokenizers.Tokenizer.from_file(str(path))
         else:
-            said = json.loads(path.read_text(encoding="utf-8"))
-            said["added_tokens"] = [one for one in said["added_tokens"] if one["id"] != without]
-            tokenizer = tokenizers.Tokenizer.from_str(json.dumps(said))
+            fields = json.loads(path.read_text(encoding="utf-8"))
+            fields["added_tokens"] = [x for x in fields["added_tokens"] if x["id"] != without]
+            tokenizer = tokenizers.Tokenizer.from_str(json.dumps(fields))
     # A file may set a length to which texts are cut or padded.
     tokenizer.no_truncation()
     tokenizer.no_padding()
@@ -509,9 +509,9 @@ def open_vocabulary(
 ) -> Vocabulary:
     """The vocabulary of a file: `Tokenizer` if its name ends in .json, otherwise SentencePiece.
 
-    The path `BYTES` is that of bytes, which need no file. `extra_ids` sentinels follow
-    SentencePiece's pieces or the bytes; a `Tokenizer` has its own. `special` is what a checkpoint
-    says of tokens, `rows` those of its embedding.
+    The path `BYTES` stands for bytes, which need no file. `extra_ids` sentinels follow
+    SentencePiece's pieces or the bytes; a `Tokenizer` has its own. `special` holds a checkpoint's
+    settings of tokens, and `rows` is the number of rows of its embedding.
     """
     if os.fspath(path) == BYTES:
         return Bytes(extra_ids, special)
@@ -547,7 +547,7 @@ def store(path: pathlib.Path, folder: pathlib.Path, special: SpecialTokens) -> s
 
 
 class Numbers(Vocabulary):
-    """The substitute where there is no vocabulary: tokens are written as their numbers."""
+    """The substitute for a missing vocabulary: tokens are written as their numbers."""
 
     def __init__(self, size: int):
         self.path, self.size = pathlib.Path("numbers"), size
@@ -561,7 +561,7 @@ class Numbers(Vocabulary):
         raise ValueError("There is no vocabulary to encode text with; give one (--vocabulary).")
 
     def decode(self, tokens: np.ndarray | list[int], special: bool = False) -> str:
-        """The tokens' numbers, the end's too, separated by spaces."""
+        """The tokens' numbers, including the end's, separated by spaces."""
         return self._text([int(token) for token in tokens], special)
 
     def _text(self, tokens: list[int], special: bool) -> str:

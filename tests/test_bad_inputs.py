@@ -124,7 +124,7 @@ def of_numbers() -> Iterator[Case]:
     for value in ("0", "1", "-1", "nan"):
         for name in ("verify", "audit"):
             yield command(name, "--false_alarm", value), ["--false_alarm", repr(value)]
-    says = ["7 samples of 21 tokens decide nothing", "at least 360 tokens, some 120 such samples"]
+    says = ["7 samples of 21 tokens are too few", "at least 360 tokens, some 120 such samples"]
     yield COMMANDS["audit"], says
 
 
@@ -163,7 +163,7 @@ def of_models() -> Iterator[Case]:
         yield command(name, "--target", "TMP"), ["TMP is no checkpoint", "text.txt"]
         says = ["debian_draft reads its target's encoder", "can be a draft only"]
         yield command(name, "--target", "debian_draft", "--draft", "copy"), says
-        says = ["No draft ships for debian_lm_draft", "--draft", "uniform, copy"]
+        says = ["No draft is bundled for debian_lm_draft", "--draft", "uniform, copy"]
         if name != "audit":  # It takes the uniform draft.
             yield command(name, "--target", "debian_lm_draft"), says
         says = ["debian_draft is an encoder-decoder", "debian_lm is a decoder-only", "one kind"]
@@ -192,7 +192,7 @@ def of_models() -> Iterator[Case]:
         yield command(name, *more), ["no checkpoint of other in TMP", "folder holds empty.txt, few"]
     yield command("bench", "--weights", "random"), ["for the sizes", "not for 'debian_target'"]
     more = ["--weights", "random", "--target", "t5_1_1_small"]
-    yield command("bench", *more), ["No draft ships for t5_1_1_small", "uniform, copy"]
+    yield command("bench", *more), ["No draft is bundled for t5_1_1_small", "uniform, copy"]
     yield command("bench", *more, "--draft", "bigram"), ["no text to count for bigram"]
 
 
@@ -223,7 +223,7 @@ def of_files() -> Iterator[Case]:
         for file in ("TMP/none.tsv", "TMP/none.jsonl", "TMP/none.en,TMP/none.de"):
             says = ["no file", file.partition(",")[0]]
             yield command(name, "--data_file", file), says
-    yield command("table", "--data_file", "TMP/none.tsv"), ["of which task", "debian_synopsis"]
+    yield command("table", "--data_file", "TMP/none.tsv"), ["not name its task", "debian_synopsis"]
     yield (
         ["table", "2", "--output_dir", "TMP/out"],
         ["say where its checkpoint is (--checkpoints=DIR)"],
@@ -249,11 +249,11 @@ def of_distil() -> Iterator[Case]:
     yield command("distil", "--output", "TMP"), ["TMP exists already; remove it or choose"]
     says = ["There are no texts; give a FILE of them, or a gin file (--config)"]
     yield ["distil", "--output", "TMP/out"], says
-    says = ["--gin, --init_from: only together with a gin file"]
+    says = ["--gin, --init_from: allowed only with a gin file"]
     yield command("distil", "--init_from", "b", "--gin", "c"), says
     of_gin = ["distil", "--output", "TMP/out", "--config", "a.gin"]
-    yield of_gin, ["say in which folder (--data_dir)"]
-    says = ["b, --prefix, --steps, --max_length: not together with --config; the gin file"]
+    yield of_gin, ["give their folder (--data_dir)"]
+    says = ["b, --prefix, --steps, --max_length: not allowed with --config; set it in the gin file"]
     yield [*of_gin, "b", "--steps", "50", "--max_length", "8", "--prefix", ""], says
 
 

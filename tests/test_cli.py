@@ -109,7 +109,7 @@ def test_lines_end_where_editors_end_them_and_blank_ones_are_left_out(
     out, err = capsys.readouterr()
     found = [json.loads(line)["tokens"] for line in out.splitlines()]
     assert found == [expected(pair, text).tokens for text in (odd, TEXT)]
-    assert err == f"Blank lines of {file} that are left out: 2.\n"
+    assert err == f"Blank lines of {file} left out: 2.\n"
 
 
 def test_a_prompt_that_cannot_be_read_is_named_by_its_line(

@@ -117,7 +117,7 @@ def test_what_a_name_means(folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch
         (["count", "texts.txt", "--target=t5", "--output=full.npz"], "full.npz: Is a directory"),
         (
             ["count", "texts.txt", "--target=t5", "--output=texts.txt/a.npz"],
-            "texts.txt: File exists; see that the path is right",
+            "texts.txt: File exists; check that the path is right",
         ),
         (
             ["count", "texts.txt", "--target=t5", "--output=a.npz", "--kind=outputs", "--order=3"],

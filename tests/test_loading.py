@@ -73,7 +73,7 @@ def test_nothing_is_hashed_but_vocabularies(
         ("reader", None, "reader reads its target's encoder.* can be a draft only"),
         ("reader", "copy", "reader reads its target's encoder.* can be a draft only"),
         ("reader", "draft", "reader reads its target's encoder.* can be a draft only"),
-        ("target", None, "No draft ships for .*; choose one .--draft.: .* training: uniform, copy"),
+        ("target", None, "No draft is bundled for .*; .* .--draft.: .* training .uniform, copy"),
         ("target", "far_reader", "reads an encoder of 24 features, but that of .* has 16; load"),
         ("target", "none+copy", "There is no draft '.*none'"),
         ("target", "copy+suffix", r"^copy\+suffix mixes no model; give .* in place of copy"),

@@ -205,7 +205,7 @@ def test_a_task_of_seqio(folder: pathlib.Path) -> None:
         (["--task=debian_ende", "--data_file=lacks.tsv"], "Line 2 of lacks.tsv has no reference"),
         (["--task=debian_ende", "--data_file=named.tsv", "--columns=a,b"], "Line 3 of named.tsv"),
         (["--data_file=empty.tsv"], "Line 2 of empty.tsv has an empty source; give a text."),
-        (["--metric=rouge", "--data_file=other.tsv"], r"ROUGE \(rouge\) sees the letters"),
+        (["--metric=rouge", "--data_file=other.tsv"], r"ROUGE \(rouge\) sees only the letters"),
         (["--metric=meteor", "--data_file=texts.tsv"], "one of bleu, rouge, .*, not 'meteor'"),
         (["--columns=text,summary", "--data_file=named.jsonl"], "no column 'summary'; it has text"),
         ([], "Task 'own' has no texts; give a data file: FILE.tsv"),

@@ -1,6 +1,6 @@
-"""llama.cpp through llama-cpp-python, with the target's float32 file and quantized ones of it.
+"""llama.cpp through llama-cpp-python, with the target's file in float32 and quantized.
 
-Its Python package generates with decoder-only models: it has no loop that reads an encoder's
+Its Python package only generates with decoder-only models: it has no loop that reads an encoder's
 output.
 """
 # pyright: reportMissingImports=false
@@ -36,19 +36,19 @@ class LlamaCpp:
         for kind, number in KINDS.items():
             settings = llama_cpp.llama_model_quantize_default_params()
             settings.ftype, files[kind] = number, f"{folder}.{kind}.gguf"
-            given = files["F32"].encode(), files[kind].encode(), settings
-            if llama_cpp.llama_model_quantize(*given):
+            arguments = files["F32"].encode(), files[kind].encode(), settings
+            if llama_cpp.llama_model_quantize(*arguments):
                 raise RuntimeError(f"{folder.name} could not be quantized to {kind}")
         drafts: dict[str, Any] = {"prompt lookup": self._lookup}
         drafts |= {"draft": self._draft} if setting.exported_draft else {}
         self._models = {}
         for name, threads in thread_counts().items():
-            given = GIVEN | {"n_ctx": 4096, "n_threads": threads, "n_threads_batch": threads}
+            options = GIVEN | {"n_ctx": 4096, "n_threads": threads, "n_threads_batch": threads}
             for kind, file in files.items():
-                self._models[f"{kind}, {name}"] = llama_cpp.Llama(file, **given)
+                self._models[f"{kind}, {name}"] = llama_cpp.Llama(file, **options)
             for way, made in drafts.items():
                 self._models[f"F32, {way}, {name}"] = llama_cpp.Llama(
-                    files["F32"], draft_model=made(threads), **given
+                    files["F32"], draft_model=made(threads), **options
                 )
         self.ways = tuple(self._models)
 
@@ -56,13 +56,13 @@ class LlamaCpp:
         return llama_speculative.LlamaPromptLookupDecoding(num_pred_tokens=self._setting.gamma)
 
     def _draft(self, threads: int) -> llama_speculative.LlamaDraftModel:
-        given = {"n_threads": threads, "n_threads_batch": threads}
+        options = {"n_threads": threads, "n_threads_batch": threads}
         draft = pathlib.Path(self._setting.exported_draft or "")
-        return Draft(draft, self._setting.gamma, **given)
+        return Draft(draft, self._setting.gamma, **options)
 
     def decode(self, way: str, source: list[int]) -> list[int]:
         model = self._models[way]
-        model.reset()  # Else it would keep what this prompt shares with the last one.
+        model.reset()  # Otherwise it would keep the prefix shared with the last prompt.
         tokens = []
         for token in itertools.islice(model.generate(source, temp=0.0), self._setting.max_length):
             tokens.append(token)

@@ -40,7 +40,7 @@ class T5X:
         return tokens[: tokens.index(self._eos) + 1] if self._eos in tokens else tokens
 
     def prefill(self, source: list[int]) -> None:
-        """The encoder alone, because T5X computes the projections again for each token."""
+        """Runs only the encoder, because T5X recomputes the projections for each token."""
         jax.block_until_ready(self._encode(self._params, padded(source)))
 
     def _predicted(self, params: Any, source: jax.Array) -> jax.Array:
@@ -53,8 +53,8 @@ class T5X:
 
         def logits(state: Any) -> tuple[jax.Array, Any]:
             variables, token = params | {"cache": state.cache}, state.cur_token
-            found, changed = step(variables, encoded, source, token, token)
-            return jnp.squeeze(found, axis=1), changed["cache"]
+            values, changed = step(variables, encoded, source, token, token)
+            return jnp.squeeze(values, axis=1), changed["cache"]
 
         return decoding.temperature_sample(
             inputs=empty, cache=cache, tokens_to_logits=logits, eos_id=self._eos, temperature=0.0

@@ -46,11 +46,11 @@ class HuggingFace:
             fixed, own = drafts
             fix_guesses(fixed, setting.gamma)
             ways["assisted"] = {"assistant_model": fixed}
-            # The other assistant decides by itself about the number of guesses a step.
+            # The other assistant chooses the number of guesses per step by itself.
             ways["assisted, own γ"] = {"assistant_model": own}
         self._ways = {
-            f"{way}, {name}": (given, threads)
-            for way, given in ways.items()
+            f"{way}, {name}": (extra, threads)
+            for way, extra in ways.items()
             for name, threads in thread_counts().items()
         }
         self.ways = tuple(self._ways)
@@ -59,14 +59,14 @@ class HuggingFace:
         return self._generate(way, [source], do_sample=False)[0]
 
     def _generate(self, way: str, sources: list[list[int]], **settings: Any) -> list[list[int]]:
-        given, threads = self._ways[way]
+        extra, threads = self._ways[way]
         torch.set_num_threads(threads)
-        given, fed = self._given | given | settings, torch.tensor(sources)
+        options, fed = self._given | extra | settings, torch.tensor(sources)
         if not self._decoder_only:
             # By default `generate` makes a cache with as many layers as the encoder.
-            given["past_key_values"] = EncoderDecoderCache(DynamicCache(), DynamicCache())
+            options["past_key_values"] = EncoderDecoderCache(DynamicCache(), DynamicCache())
         begun = fed.shape[1] if self._decoder_only else 1
-        rows = self._target.generate(fed, **given)[:, begun:].tolist()
+        rows = self._target.generate(fed, **options)[:, begun:].tolist()
         # Padding follows a text's end, and so may an assistant's last guesses.
         stops = [[i for i, token in enumerate(row) if token in self._ends] for row in rows]
         return [row[: stop[0] + 1] if stop else row for row, stop in zip(rows, stops, strict=True)]
@@ -97,14 +97,14 @@ def quieten() -> None:
 
 
 def fix_guesses(assistant: Any, gamma: int) -> None:
-    """Has an assistant make so many guesses in every step."""
+    """Makes an assistant guess `gamma` tokens in every step."""
     config = assistant.generation_config
     config.num_assistant_tokens, config.assistant_confidence_threshold = gamma, 0.0
     config.num_assistant_tokens_schedule = "constant"
 
 
 class _Shared(torch.nn.Module):
-    """The encoder of an assistant that reads the target's: it returns that one's last output."""
+    """The encoder of an assistant that shares the target's: returns the latter's last output."""
 
     main_input_name = "input_ids"
 
@@ -120,7 +120,7 @@ class _Shared(torch.nn.Module):
 
 
 def _assistant(name: str, target: T5ForConditionalGeneration) -> T5ForConditionalGeneration:
-    """Our draft as one of theirs; an encoder that it shares with the target runs once for both."""
+    """Our draft as a transformers model; an encoder shared with the target runs once for both."""
     checkpoint = checkpoints.open(name)
     config, reads = checkpoint.config, checkpoint.config.reads.source_dim
     # Their model always has an encoder; if the draft has none, it is replaced below.

@@ -30,21 +30,21 @@ class OpenNMT:
         return self._generate(way, source, most, most if self._setting.random else 1)
 
     def prefill(self, source: list[int]) -> None:
-        """The prefill and one step of decoding, because CTranslate2 has no prefill alone."""
+        """Runs the prefill and one decoding step, which CTranslate2 cannot separate."""
         self._generate(f"float32, {list(thread_counts())[-1]}", source, 1, 1)
 
     def _generate(self, way: str, source: list[int], most: int, least: int) -> list[int]:
         fed, greedy = [[str(token) for token in source]], {"beam_size": 1, "end_token": self._end}
         if self._setting.decoder_only:
-            found = self._engines[way].generate_batch(
+            results = self._engines[way].generate_batch(
                 fed, max_length=most, min_length=least, include_prompt_in_result=False,
                 return_end_token=True, **greedy,
             )  # fmt: skip
-            texts = found[0].sequences
+            texts = results[0].sequences
         else:
-            found = self._engines[way].translate_batch(
+            results = self._engines[way].translate_batch(
                 fed, max_decoding_length=most, min_decoding_length=least, max_input_length=0,
                 return_end_token=True, **greedy,
             )  # fmt: skip
-            texts = found[0].hypotheses
+            texts = results[0].hypotheses
         return [int(token) for token in texts[0]]

@@ -1,6 +1,6 @@
-"""This package: autoregressive and speculative decoding, in one dispatch a text.
+"""This package: autoregressive and speculative decoding, in one dispatch per text.
 
-The target is held in float32 and, of ways that say so, in int8.
+The target is held in float32 and, in ways that say so, in int8.
 """
 
 import jax
@@ -19,8 +19,8 @@ class Ours:
 
     def __init__(self, setting: Setting) -> None:
         draft, self._setting = setting.draft or "uniform", setting
-        given = setting.target, draft, "float32", None, setting.random
-        self._pair, in_int8 = (load(*given, quantize=held) for held in ("none", "int8"))
+        arguments = setting.target, draft, "float32", None, setting.random
+        self._pair, in_int8 = (load(*arguments, quantize=held) for held in ("none", "int8"))
         gammas = {"autoregressive": 0} | ({"speculative": setting.gamma} if setting.draft else {})
         self._ways = {way: (self._pair, gamma) for way, gamma in gammas.items()}
         self._ways |= {f"{way}, int8": (in_int8, gamma) for way, gamma in gammas.items()}

@@ -13,13 +13,13 @@ from speculative.models import named, random_params
 from speculative.tasks.prompts import load_prompts
 from speculative.types import EOS_ID
 
-MAX_LENGTH = 128  # Tokens of an output, but of random weights.
+MAX_LENGTH = 128  # Tokens of an output, except with random weights.
 
 Made = tuple[Setting, list[list[int]]]
 
 
 def shipped(limit: int | None, gamma: int, folder: pathlib.Path) -> Made:
-    """The shipped pair on its test texts, exported into a folder."""
+    """The bundled pair on its test texts, exported into a folder."""
     checkpoint = checkpoints.open("debian_target")
     vocabulary = checkpoint.open_vocabulary()
     assert vocabulary is not None
@@ -31,12 +31,12 @@ def shipped(limit: int | None, gamma: int, folder: pathlib.Path) -> Made:
     sources = [vocabulary.encode(prompt.source).tolist() for prompt in prompts]
     exported = folder / "debian_target"
     huggingface.write(exported, checkpoint, "float32")
-    given = "debian_target", "debian_draft", False, str(exported), MAX_LENGTH, gamma
-    return Setting(*given), sources
+    arguments = "debian_target", "debian_draft", False, str(exported), MAX_LENGTH, gamma
+    return Setting(*arguments), sources
 
 
 def language_model(limit: int | None, gamma: int, folder: pathlib.Path) -> Made:
-    """The shipped language model with its draft on its test texts, exported into a folder."""
+    """The bundled language model with its draft on its test texts, exported into a folder."""
     names, exported = ("debian_lm", "debian_lm_draft"), []
     for name in names:
         exported.append(str(folder / name))
@@ -44,8 +44,8 @@ def language_model(limit: int | None, gamma: int, folder: pathlib.Path) -> Made:
     vocabulary = checkpoints.open(names[0]).open_vocabulary()
     assert vocabulary is not None
     prompts = [vocabulary.prompt(one.source).tolist() for one in load_prompts(names[0], limit)]
-    given = *names, False, exported[0], MAX_LENGTH, gamma, True, exported[1]
-    return Setting(*given), prompts
+    arguments = *names, False, exported[0], MAX_LENGTH, gamma, True, exported[1]
+    return Setting(*arguments), prompts
 
 
 def chat_model(
@@ -75,4 +75,4 @@ def random(size: str, limit: int | None, length: int, folder: pathlib.Path) -> M
 
 
 SHIPPED = {"debian": shipped, "debian_lm": language_model}
-"""Pairs that ship, by name."""
+"""Bundled pairs, by name."""

@@ -18,13 +18,13 @@ class Setting:
 
     Attributes:
         target: a checkpoint's name, or a size of random weights.
-        draft: likewise; None for autoregressive decoding alone.
+        draft: the same for the draft; None for only autoregressive decoding.
         random: whether the weights are random; no token then ends an output before `max_length`.
         exported: the folder of the same target in Hugging Face's format; programs may write their
-            own files beside it.
+            own files next to it.
         max_length: tokens at which an output is cut.
-        gamma: guesses a step.
-        decoder_only: whether the target is; else it is a T5.
+        gamma: guesses per step.
+        decoder_only: whether the target is decoder-only; otherwise it is a T5.
         exported_draft: the folder of a decoder-only draft that is a model, for other programs.
     """
 
@@ -47,10 +47,10 @@ def thread_counts() -> dict[str, int]:
 class Program(NamedTuple):
     """The module and class of a program's system, the modules it needs, how to install them.
 
-    `kinds` are those of the targets that it decodes, by `Setting.decoder_only`.
+    `kinds` are the values of `Setting.decoder_only` that it supports.
 
     A system is made from a `Setting`. It decodes greedily, in `ways` that it names, by the methods
-    of `Process`, of which only `compare_peers.MEASURE` needs `margin`.
+    of `Process`; only `compare_peers.MEASURE` needs `margin`.
     """
 
     system: str
@@ -89,13 +89,13 @@ PROGRAMS = {
         (False,),
     ),
 }
-"""All that can be compared, this package first."""
+"""All programs that can be compared, this package first."""
 
 
 class Process:
-    """Runs one system in a process of its own, which computes only while it answers a call.
+    """Runs one system in its own process, which computes only while it answers a call.
 
-    An error of the system ends the process; a RuntimeError is raised whose message ends with it.
+    An error of the system ends the process and raises a RuntimeError whose message ends with it.
     """
 
     def __init__(self, name: str, setting: Setting) -> None:
@@ -111,7 +111,7 @@ class Process:
         return self._answer(_call, "decode", way, source)
 
     def prefill(self, source: list[int]) -> float:
-        """The seconds until the first step: of reading a prompt, or a source with its encoder."""
+        """The seconds until the first step, for reading a prompt or encoding a source."""
         return self._answer(_call, "prefill", source)[1]
 
     def margin(self, source: list[int], prefix: list[int], one: int, other: int) -> float:
@@ -141,5 +141,5 @@ def _load(system: str, setting: Setting) -> tuple[str, ...]:
 
 def _call(method: str, *arguments: Any) -> tuple[Any, float]:
     began = time.perf_counter()
-    found = getattr(_loaded[0], method)(*arguments)
-    return found, time.perf_counter() - began
+    result = getattr(_loaded[0], method)(*arguments)
+    return result, time.perf_counter() - began

@@ -1,4 +1,4 @@
-"""Whether other programs' samples are their target's own: draws them, audits them, keeps verdicts.
+"""Audits other programs: draws their samples, tests them against the target, keeps the verdicts.
 
     python -m benchmarks.verdicts --output=docs/records/verdicts/verdicts.jsonl \
         --programs speculative=.venv/bin/python transformers=.venv-transformers/bin/python
@@ -7,7 +7,7 @@ A program is driven by its adapter in this folder, in an environment of its own:
 reads Hugging Face folders and writes samples, which are audited here. Each way of sampling is asked
 for on each target with each setting, and once with a planted fault, a temperature of 0.9 T, which
 the audit must find. A verdict is a line of JSON; those that are there are not made again, and
-`--only` makes some anew. `--table` prints all of them in Markdown.
+`--only` makes some anew. `--table` writes the table of docs/verdicts.md.
 """
 
 import argparse
@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
+from benchmarks import pages
 from benchmarks.verdicts import FALSE_ALARM
 from speculative import checkpoints, disk, loading
 from speculative.decoding import Decoding
@@ -227,6 +228,22 @@ def table(verdicts: Sequence[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def power_table(verdicts: Sequence[dict[str, Any]]) -> str:
+    """The probability with which an audit finds a fault in these texts, in Markdown."""
+    shown = [one for one in verdicts if "power" in one]
+    faults = list(dict.fromkeys(fault for one in shown for fault in one["power"]))
+    lines = [
+        f"| target, setting, texts | {' | '.join(faults)} |",
+        f"| :-- | {' | '.join(['--:'] * len(faults))} |",
+    ]
+    for one in shown:
+        found = (one["power"].get(fault) for fault in faults)
+        cells = ["" if power is None else f"{power:.2f}" for power in found]
+        name = f"`{one['target']}`, {one['setting']}, {one['texts']:,}"
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def _named(texts: Sequence[str]) -> dict[str, str]:
     return {name: value for name, _, value in (text.partition("=") for text in texts)}
 
@@ -241,13 +258,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     add("--only", nargs="+", default=None, metavar="WAY", help="make the verdicts of these anew")
     add("--gamma", type=int, default=4)
     add("--power", action="store_true", help="tell what each size of audit would find")
-    add("--table", action="store_true", help="print what is there in Markdown, and nothing else")
+    add("--table", action="store_true", help="only write the table of docs/verdicts.md")
     options = parser.parse_args(arguments)
     kept = []
     if options.output.is_file():
         kept = [json.loads(line) for line in options.output.read_text().splitlines()]
     if options.table:
-        print(table(kept))
+        pages.fill(ROOT / "docs" / "verdicts.md", {
+            "verdicts": lambda: table(kept), "power": lambda: power_table(kept),
+        })  # fmt: skip
         return
     folders, programs = _named(options.folders), _named(options.programs)
     with tempfile.TemporaryDirectory() as temporary:

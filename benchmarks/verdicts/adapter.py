@@ -1,7 +1,7 @@
-"""The command line that all adapters have, which is all they import of this repository.
+"""The command line of all adapters, which import nothing else of this repository.
 
-With `--list` an adapter says what it drives. Else it draws samples of each prompt of a file, which
-has `{"prompt_tokens": [...]}` a line.
+With `--list` an adapter describes its program. Otherwise it draws samples of each prompt of a file,
+which has one `{"prompt_tokens": [...]}` per line.
 """
 
 import argparse

@@ -32,16 +32,16 @@ def ends_of(config: dict[str, Any]) -> list[int]:
 
 
 def read_config(folder: str) -> dict[str, Any]:
-    """What a Hugging Face folder says of its model."""
+    """The configuration in a Hugging Face folder."""
     return json.loads((pathlib.Path(folder) / "config.json").read_text())
 
 
 def convert(source: str, folder: str, quantization: str, corrected: bool = True) -> None:
     """Writes a Hugging Face folder as CTranslate2 reads it, with tokens named by their numbers.
 
-    From version 5 transformers' T5 says that embeddings are tied even if they are not, and the
+    From version 5, transformers' T5 reports embeddings as tied even if they are not, and the
     converter then divides logits by the root of their width: greedy outputs are the same, samples
-    are not. If `corrected`, the converter is given the model's own flag.
+    are not. If `corrected`, the converter gets the model's own flag.
     """
     config = read_config(source)
     converter = TransformersConverter(source)
@@ -70,43 +70,46 @@ def convert(source: str, folder: str, quantization: str, corrected: bool = True)
 def main() -> None:
     """Runs the command line."""
     parser = command_line(__doc__)
-    given = parser.parse_args()
-    if given.list:
+    arguments = parser.parse_args()
+    if arguments.list:
         version = ctranslate2.__version__
         print(json.dumps({"program": "CTranslate2", "version": version, "ways": WAYS}))
         return
-    if given.min_p != 0 or given.repetition_penalty != 1:
+    if arguments.min_p != 0 or arguments.repetition_penalty != 1:
         parser.error("CTranslate2 has no min_p, and its repetition penalty is not used here.")
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
-    ctranslate2.set_random_seed(given.seed)
-    config, kind = read_config(given.target), given.way.split()[0]
+    ctranslate2.set_random_seed(arguments.seed)
+    config, kind = read_config(arguments.target), arguments.way.split()[0]
     translates = config.get("is_encoder_decoder", False)
     options = {
         "beam_size": 1,
-        "num_hypotheses": given.samples,
-        "sampling_temperature": given.temperature,
-        "sampling_topk": given.top_k,
-        "sampling_topp": given.top_p,
+        "num_hypotheses": arguments.samples,
+        "sampling_temperature": arguments.temperature,
+        "sampling_topk": arguments.top_k,
+        "sampling_topp": arguments.top_p,
         "end_token": [str(end) for end in ends_of(config)],
         "return_end_token": True,
     }
     with tempfile.TemporaryDirectory() as folder:
-        convert(given.target, folder, kind, given.way != AS_CONVERTED)
+        convert(arguments.target, folder, kind, arguments.way != AS_CONVERTED)
         engine = ctranslate2.Translator if translates else ctranslate2.Generator
         engine = engine(folder, compute_type=kind, inter_threads=1, intra_threads=1)
-        with open(given.output, "w") as output:
-            for line in pathlib.Path(given.prompts).read_text().splitlines():
+        with open(arguments.output, "w") as output:
+            for line in pathlib.Path(arguments.prompts).read_text().splitlines():
                 prompt = json.loads(line)["prompt_tokens"]
                 fed = [[str(token) for token in prompt]]
                 if translates:
-                    most = {"max_decoding_length": given.max_length, "max_input_length": 0}
+                    most = {"max_decoding_length": arguments.max_length, "max_input_length": 0}
                     texts = engine.translate_batch(fed, **most, min_decoding_length=0, **options)[
                         0
                     ].hypotheses
                 else:
                     texts = engine.generate_batch(
-                        fed, max_length=given.max_length, include_prompt_in_result=False, **options
+                        fed,
+                        max_length=arguments.max_length,
+                        include_prompt_in_result=False,
+                        **options,
                     )[0].sequences
                 for text in texts:
                     tokens = [int(token) for token in text]

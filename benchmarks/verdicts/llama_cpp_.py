@@ -21,13 +21,13 @@ from benchmarks.verdicts.adapter import command_line
 WAYS = {
     "plain": {"speculative": False, "kinds": ["decoder"]},
     "prompt lookup": {"speculative": True, "kinds": ["decoder"]},
-    # The Python package comes with no draft that is a model, but with a class to derive one from.
+    # The Python package has no model as a draft, but a class to derive one from.
     "draft": {"speculative": True, "draft": True, "kinds": ["decoder"]},
 }
 # A prompt and its text have room for 1,024 tokens; keys and values are not in half precision.
 GIVEN = {"n_ctx": 1024, "n_batch": 1024, "n_gpu_layers": 0, "n_threads": 1, "n_threads_batch": 1}
 GIVEN |= {"type_k": llama_cpp.GGML_TYPE_F32, "type_v": llama_cpp.GGML_TYPE_F32, "verbose": False}
-FIELDS = {  # What a file says of its model, and what the folder calls it.
+FIELDS = {  # A file's names for fields of its model, and the folder's.
     "gpt2": """context_length=n_positions embedding_length=n_embd block_count=n_layer
         attention.head_count=n_head feed_forward_length=n_inner
         attention.layer_norm_epsilon=layer_norm_epsilon""",
@@ -39,7 +39,7 @@ FIELDS = {  # What a file says of its model, and what the folder calls it.
 
 
 def converted(folder: pathlib.Path) -> str:
-    """The file of a GPT-2 or Llama folder, in float32: made if it is not there, with no words."""
+    """The float32 file of a GPT-2 or Llama folder, made if missing, without a vocabulary."""
     to = folder.with_name(folder.name + ".gguf")
     if to.exists():
         return str(to)
@@ -57,10 +57,11 @@ def converted(folder: pathlib.Path) -> str:
         add(f"{kind}.{key}", config[name])
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[kind.upper()], 1000)
     for name, value in load_file(folder / "model.safetensors").items():
-        if name.endswith(("c_attn.weight", "c_proj.weight", "c_fc.weight")):  # Of GPT-2.
+        if name.endswith(("c_attn.weight", "c_proj.weight", "c_fc.weight")):
+            # GPT-2 stores these transposed.
             value = value.T
         elif name.endswith(("q_proj.weight", "k_proj.weight")):
-            # The two parts of a rotary pair are neighbours there, and half a head apart here.
+            # The two parts of a rotary pair are neighbours in the file, but half a head apart here.
             heads = config["num_key_value_heads" if "k_proj" in name else "num_attention_heads"]
             value = value.reshape(heads, 2, -1, value.shape[1]).swapaxes(1, 2).reshape(value.shape)
         value = np.ascontiguousarray(value, np.float32)
@@ -73,7 +74,7 @@ def converted(folder: pathlib.Path) -> str:
 
 
 class Draft(llama_speculative.LlamaDraftModel):
-    """Guesses the tokens that are most likely to another model, one after the other."""
+    """Guesses the tokens that another model finds most likely, one after the other."""
 
     def __init__(self, folder: pathlib.Path, gamma: int, **settings: Any) -> None:
         self._model = llama_cpp.Llama(converted(folder), **GIVEN | settings)
@@ -87,24 +88,28 @@ class Draft(llama_speculative.LlamaDraftModel):
 
 def main() -> None:
     """Runs the command line."""
-    given = command_line(__doc__, pathlib.Path).parse_args()
-    if given.list:
+    arguments = command_line(__doc__, pathlib.Path).parse_args()
+    if arguments.list:
         print(json.dumps({"program": "llama_cpp", "version": llama_cpp.__version__, "ways": WAYS}))
         return
-    draft = Draft(given.draft, given.gamma) if given.way == "draft" else None
-    if given.way == "prompt lookup":
-        draft = llama_speculative.LlamaPromptLookupDecoding(num_pred_tokens=given.gamma)
-    model = llama_cpp.Llama(converted(given.target), draft_model=draft, **GIVEN)
-    ends = json.loads((given.target / "config.json").read_text()).get("eos_token_id")
+    draft = Draft(arguments.draft, arguments.gamma) if arguments.way == "draft" else None
+    if arguments.way == "prompt lookup":
+        draft = llama_speculative.LlamaPromptLookupDecoding(num_pred_tokens=arguments.gamma)
+    model = llama_cpp.Llama(converted(arguments.target), draft_model=draft, **GIVEN)
+    ends = json.loads((arguments.target / "config.json").read_text()).get("eos_token_id")
     ends = set(ends) if isinstance(ends, list) else {ends}
-    settings = {name: getattr(given, name) for name in ("top_k", "top_p", "min_p")}
-    settings |= {"temp": given.temperature, "repeat_penalty": given.repetition_penalty}
-    with open(given.output, "w") as output:
-        for number, line in enumerate(given.prompts.read_text().splitlines()):
+    settings = {name: getattr(arguments, name) for name in ("top_k", "top_p", "min_p")}
+    settings |= {"temp": arguments.temperature, "repeat_penalty": arguments.repetition_penalty}
+    with open(arguments.output, "w") as output:
+        for number, line in enumerate(arguments.prompts.read_text().splitlines()):
             prompt = json.loads(line)["prompt_tokens"]
-            for seed in np.random.SeedSequence([given.seed, number]).generate_state(given.samples):
+            for seed in np.random.SeedSequence([arguments.seed, number]).generate_state(
+                arguments.samples
+            ):
                 model.set_seed(int(seed))
-                text = list(itertools.islice(model.generate(prompt, **settings), given.max_length))
+                text = list(
+                    itertools.islice(model.generate(prompt, **settings), arguments.max_length)
+                )
                 stop = next((i + 1 for i, token in enumerate(text) if token in ends), None)
                 print(json.dumps({"prompt_tokens": prompt, "tokens": text[:stop]}), file=output)
 

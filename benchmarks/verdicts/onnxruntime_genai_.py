@@ -1,6 +1,6 @@
 """Draws texts with ONNX Runtime GenAI, alone and in its speculative ways.
 
-Its own model builder, which knows Llama and its like but neither GPT-2 nor T5, converts the
+Its own model builder, which supports Llama and the like but neither GPT-2 nor T5, converts the
 folders. Run it with an interpreter that has onnxruntime-genai, transformers, torch and onnx-ir; it
 needs nothing else of this repository.
 """
@@ -28,7 +28,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "draft model": {"speculative": True, "draft": True, **FIXED},
     # It adapts the number of guesses to the time that they take.
     "draft model, own gamma": {"speculative": True, "draft": True, **FIXED},
-    # Guesses are what followed the last token where it occurred before.
+    # Guesses repeat the tokens that followed an earlier occurrence of the last token.
     "n-gram": {"speculative": True, **FIXED},
 }
 
@@ -59,36 +59,36 @@ def load(given: argparse.Namespace, folder: pathlib.Path) -> onnxruntime_genai.M
 def main() -> None:
     """Runs the command line."""
     parser = command_line(__doc__)
-    given = parser.parse_args()
-    if given.list:
+    arguments = parser.parse_args()
+    if arguments.list:
         version = onnxruntime_genai.__version__
         print(json.dumps({"program": "onnxruntime-genai", "version": version, "ways": WAYS}))
         return
-    if given.min_p != 0:
+    if arguments.min_p != 0:
         parser.error("ONNX Runtime GenAI has no min_p.")
-    guesses = {"max_draft_tokens": given.gamma}
-    if given.way == "n-gram":
+    guesses = {"max_draft_tokens": arguments.gamma}
+    if arguments.way == "n-gram":
         guesses |= {"ngram_size": 2}
-    if given.way.endswith("own gamma"):
+    if arguments.way.endswith("own gamma"):
         guesses = {"min_adaptive_k": 2}
     names = ("temperature", "top_k", "top_p", "repetition_penalty")
-    settings = {name: getattr(given, name) for name in names}
+    settings = {name: getattr(arguments, name) for name in names}
     # A batch has at most 32 texts, and guesses serve one text at a time.
-    rows = 32 if given.way == "plain" else 1
-    batches = [min(rows, given.samples - i) for i in range(0, given.samples, rows)]
-    seeds = np.random.default_rng(given.seed)
-    with tempfile.TemporaryDirectory() as folder, open(given.output, "w") as output:
-        model = load(given, pathlib.Path(folder))
+    rows = 32 if arguments.way == "plain" else 1
+    batches = [min(rows, arguments.samples - i) for i in range(0, arguments.samples, rows)]
+    seeds = np.random.default_rng(arguments.seed)
+    with tempfile.TemporaryDirectory() as folder, open(arguments.output, "w") as output:
+        model = load(arguments, pathlib.Path(folder))
         written = json.loads((pathlib.Path(folder) / "target/genai_config.json").read_text())
         ends = written["model"]["eos_token_id"]
         ends = set(ends) if isinstance(ends, list) else {ends}
-        for line in pathlib.Path(given.prompts).read_text().splitlines():
+        for line in pathlib.Path(arguments.prompts).read_text().splitlines():
             prompt = json.loads(line)["prompt_tokens"]
             params = onnxruntime_genai.GeneratorParams(model)
-            if given.way != "plain":
+            if arguments.way != "plain":
                 params.set_speculative_options(**guesses)
             params.set_search_options(do_sample=True, min_length=0, **settings)
-            params.set_search_options(max_length=len(prompt) + given.max_length)
+            params.set_search_options(max_length=len(prompt) + arguments.max_length)
             for rows in batches:
                 seed = int(seeds.integers(2**31))
                 params.set_search_options(random_seed=seed, batch_size=rows)
@@ -97,7 +97,9 @@ def main() -> None:
                 while not generator.is_done():
                     generator.generate_next_token()
                 for row in range(rows):
-                    text = generator.get_sequence(row)[len(prompt) :].tolist()[: given.max_length]
+                    text = generator.get_sequence(row)[len(prompt) :].tolist()[
+                        : arguments.max_length
+                    ]
                     stop = next((i + 1 for i, token in enumerate(text) if token in ends), None)
                     print(json.dumps({"prompt_tokens": prompt, "tokens": text[:stop]}), file=output)
 

@@ -1,8 +1,8 @@
 """Draws texts from OpenVINO GenAI: `ContinuousBatchingPipeline`, on token ids.
 
-Run it with an interpreter that has openvino-genai, and optimum-intel for what is not converted; it
-needs nothing else of this repository. The program takes a draft only with a tokenizer that equals
-the target's, so all folders are given one of the same make: its words are the tokens' numbers.
+Run it with an interpreter that has openvino-genai, and optimum-intel for folders not converted yet;
+it needs nothing else of this repository. The program only takes a draft whose tokenizer equals the
+target's, so all folders get the same kind of tokenizer, whose words are the tokens' numbers.
 """
 # pyright: reportMissingImports=false
 
@@ -26,14 +26,14 @@ WAYS: dict[str, dict[str, Any]] = {
     "prompt lookup": {"speculative": True} | SAME,
 }
 CONFIDENCE, NGRAM = 0.4, 3  # As in the program's documentation and samples.
-BATCH = 16  # Requests that are decoded together; each has random numbers of its own.
+BATCH = 16  # Requests that are decoded together; each has its own random numbers.
 # Keys and values are kept in eight bits otherwise.
 DEVICE: dict[str, Any] = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32"}
 DEVICE |= {"INFERENCE_NUM_THREADS": 1}
 
 
 def converted(folder: pathlib.Path) -> str:
-    """The program's form of a folder, in float32, which is made if it is not there."""
+    """A folder in the program's own format, in float32, which is made if missing."""
     to = folder.with_name(folder.name + ".openvino")
     if to.exists():
         return str(to)
@@ -47,7 +47,7 @@ def converted(folder: pathlib.Path) -> str:
     part = to.with_name(f"{to.name}.{os.getpid()}")
     task = "text-generation-with-past"
     main_export(str(folder), part, task=task, ov_config=OVConfig(dtype="fp32"))
-    # Neither its tokenizer nor settings of sampling that it may come with.
+    # Removes its tokenizer and any sampling settings that came with it.
     for extra in (*part.glob("*token*"), part / "generation_config.json"):
         extra.unlink(missing_ok=True)
     size = json.loads((folder / "config.json").read_text())["vocab_size"]
@@ -63,48 +63,54 @@ def converted(folder: pathlib.Path) -> str:
 
 def settings_of(given: argparse.Namespace) -> dict[str, Any]:
     """The settings of a request, all but its seed."""
-    found: dict[str, Any] = {"do_sample": True, "max_new_tokens": given.max_length}
-    found |= {name: getattr(given, name) for name in ("temperature", *SAME["settings"])}
+    settings: dict[str, Any] = {"do_sample": True, "max_new_tokens": given.max_length}
+    settings |= {name: getattr(given, name) for name in ("temperature", *SAME["settings"])}
     if not given.top_k:
-        del found["top_k"]  # All tokens, which 0 is not.
+        del settings["top_k"]  # Here 0 does not mean all tokens.
     ends = json.loads((given.target / "config.json").read_text()).get("eos_token_id")
     ends = ends if isinstance(ends, list) else [ends]
-    found |= {"eos_token_id": ends[0], "stop_token_ids": set(ends)}
+    settings |= {"eos_token_id": ends[0], "stop_token_ids": set(ends)}
     if given.way == "draft model, own gamma":
-        return found | {"assistant_confidence_threshold": CONFIDENCE}
+        return settings | {"assistant_confidence_threshold": CONFIDENCE}
     if given.way == "prompt lookup":
-        found |= {"max_ngram_size": NGRAM}
-    return found if given.way == "plain" else found | {"num_assistant_tokens": given.gamma}
+        settings |= {"max_ngram_size": NGRAM}
+    if given.way == "plain":
+        return settings
+    return settings | {"num_assistant_tokens": given.gamma}
 
 
 def main() -> None:
     """Runs the command line."""
-    given = command_line(__doc__, pathlib.Path).parse_args()
-    if given.list:
+    arguments = command_line(__doc__, pathlib.Path).parse_args()
+    if arguments.list:
         version = importlib.metadata.version("openvino-genai")
         print(json.dumps({"program": "openvino_genai", "version": version, "ways": WAYS}))
         return
-    folder, device = converted(given.target), dict(DEVICE)
-    draft = converted(given.draft) if WAYS[given.way].get("draft") else None
+    folder, device = converted(arguments.target), dict(DEVICE)
+    draft = converted(arguments.draft) if WAYS[arguments.way].get("draft") else None
     import openvino
     import openvino_genai
 
     if draft:
         device["draft_model"] = openvino_genai.draft_model(draft, "CPU")
-    elif given.way == "prompt lookup":
+    elif arguments.way == "prompt lookup":
         device["prompt_lookup"] = True
     plan = openvino_genai.SchedulerConfig()
     pipeline = openvino_genai.ContinuousBatchingPipeline(folder, plan, "CPU", device)
-    settings = settings_of(given)
-    with open(given.output, "w") as output:
-        for number, line in enumerate(given.prompts.read_text().splitlines()):
+    settings = settings_of(arguments)
+    with open(arguments.output, "w") as output:
+        for number, line in enumerate(arguments.prompts.read_text().splitlines()):
             prompt = json.loads(line)["prompt_tokens"]
             fed = openvino.Tensor(np.array([prompt], np.int64))
-            seeds = np.random.SeedSequence([given.seed, number]).generate_state(given.samples)
+            seeds = np.random.SeedSequence([arguments.seed, number]).generate_state(
+                arguments.samples
+            )
             for some in np.array_split(seeds, -(-len(seeds) // BATCH)):
-                asked = [openvino_genai.GenerationConfig(**settings, rng_seed=int(s)) for s in some]
-                for found in pipeline.generate([fed] * len(asked), asked):
-                    text = found.m_generation_ids[0][: given.max_length]
+                requests = [
+                    openvino_genai.GenerationConfig(**settings, rng_seed=int(s)) for s in some
+                ]
+                for result in pipeline.generate([fed] * len(requests), requests):
+                    text = result.m_generation_ids[0][: arguments.max_length]
                     print(json.dumps({"prompt_tokens": prompt, "tokens": text}), file=output)
 
 

@@ -1,4 +1,4 @@
-"""This program, by its own package: every way in which it samples."""
+"""Draws texts with this package, in every way in which it samples."""
 
 import json
 from typing import Any
@@ -25,30 +25,34 @@ BATCH = 64
 
 
 def main() -> None:
-    given = command_line(__doc__).parse_args()
-    if given.list:
+    arguments = command_line(__doc__).parse_args()
+    if arguments.list:
         version = environment.here()["commit"]
         print(json.dumps({"program": "speculative", "version": version, "ways": WAYS}))
         return
-    pair = speculative.load(given.target, "copy" if given.way == "copy" else given.draft)
-    sampling = Sampling(given.temperature, given.top_k, given.top_p, given.min_p)
-    name, _, tree = given.way.partition(", tree of ")
+    pair = speculative.load(
+        arguments.target, "copy" if arguments.way == "copy" else arguments.draft
+    )
+    sampling = Sampling(arguments.temperature, arguments.top_k, arguments.top_p, arguments.min_p)
+    name, _, tree = arguments.way.partition(", tree of ")
     rule = rules.select(name if name in ("block", "coupled") else "token")
-    gamma = 0 if name == "autoregressive" else given.gamma
+    gamma = 0 if name == "autoregressive" else arguments.gamma
     vocabulary = pair.vocabulary
     config = Decoding(
-        vocabulary.size, sampling, gamma, given.max_length, vocabulary.eos_ids,
+        vocabulary.size, sampling, gamma, arguments.max_length, vocabulary.eos_ids,
         rule if gamma else rule.alone, tree=int(tree or 0),
     )  # fmt: skip
-    with open(given.prompts) as file, open(given.output, "w") as lines:
+    with open(arguments.prompts) as file, open(arguments.output, "w") as lines:
         for number, line in enumerate(file):
             source = json.loads(line)["prompt_tokens"]
             width = grouping.padded(len(source))
-            for first in range(0, given.samples, BATCH):
-                count = min(BATCH, given.samples - first)
+            for first in range(0, arguments.samples, BATCH):
+                count = min(BATCH, arguments.samples - first)
                 rows = grouping.filled([source] * count, width, pair.target.pad_id)
-                examples = number * given.samples + first + np.arange(count)
-                output = pair.run(jax.device_put(rows), config.draws(given.seed, examples), config)
+                examples = number * arguments.samples + first + np.arange(count)
+                output = pair.run(
+                    jax.device_put(rows), config.draws(arguments.seed, examples), config
+                )
                 for result in pair.results(output):
                     sample = {"prompt_tokens": source, "tokens": result.tokens}
                     lines.write(json.dumps(sample) + "\n")

@@ -21,9 +21,9 @@ WAYS: dict[str, dict[str, Any]] = {
     # The assistant stops by itself when it is unsure of a guess.
     "assisted, own gamma": {"speculative": True, "draft": True, "settings": ALL},
     "prompt lookup": {"speculative": True, "settings": ALL},
-    # The draft has a tokenizer of its own; repetitions are not penalised in its guesses.
+    # The draft has its own tokenizer; repetitions are not penalised in its guesses.
     "universal assisted": {"speculative": True, "draft": True, "kinds": ["decoder"]},
-    # The first half of the target's layers guesses, which Llama and its like can do.
+    # The first half of the target's layers guesses, which Llama and the like support.
     "early exit": {"speculative": True, "kinds": ["decoder"], "settings": ALL},
 }
 
@@ -34,13 +34,13 @@ def load(folder: str) -> Any:
     two = config.is_encoder_decoder
     auto = transformers.AutoModelForSeq2SeqLM if two else transformers.AutoModelForCausalLM
     model = auto.from_pretrained(folder, dtype=torch.float32).eval()
-    if two:  # A cache has as many layers as this says, which is the encoder's number otherwise.
+    if two:  # This sets a cache's number of layers, otherwise the encoder's.
         model.config.num_layers = model.config.num_decoder_layers
     return model
 
 
 def ways_settings(given: argparse.Namespace, target: Any) -> dict[str, Any]:
-    """What `generate` is given for a way, beside the sampling's settings."""
+    """The arguments of `generate` for a way, in addition to the sampling settings."""
     if given.way == "plain":
         return {}
     if given.way == "prompt lookup":
@@ -51,16 +51,16 @@ def ways_settings(given: argparse.Namespace, target: Any) -> dict[str, Any]:
     draft = load(given.draft)
     if given.way != "assisted, own gamma":
         fix_guesses(draft, given.gamma)
-    found = {"assistant_model": draft}
+    settings = {"assistant_model": draft}
     if given.way == "universal assisted":
         tokenizer = transformers.AutoTokenizer.from_pretrained
-        found["tokenizer"] = tokenizer(given.target)
-        found["assistant_tokenizer"] = tokenizer(given.draft)
-    return found
+        settings["tokenizer"] = tokenizer(given.target)
+        settings["assistant_tokenizer"] = tokenizer(given.draft)
+    return settings
 
 
 def fix_guesses(model: Any, gamma: int) -> None:
-    """Has a model make so many guesses in every step."""
+    """Makes a model guess `gamma` tokens in every step."""
     config = model.generation_config
     config.num_assistant_tokens, config.assistant_confidence_threshold = gamma, 0.0
     config.num_assistant_tokens_schedule = "constant"
@@ -68,8 +68,8 @@ def fix_guesses(model: Any, gamma: int) -> None:
 
 def main() -> None:
     """Runs the command line."""
-    given = command_line(__doc__).parse_args()
-    if given.list:
+    arguments = command_line(__doc__).parse_args()
+    if arguments.list:
         version = transformers.__version__
         print(json.dumps({"program": "transformers", "version": version, "ways": WAYS}))
         return
@@ -77,8 +77,8 @@ def main() -> None:
     transformers.utils.logging.disable_progress_bar()
     torch.set_grad_enabled(False)
     torch.set_num_threads(1)
-    torch.manual_seed(given.seed)
-    target = load(given.target)
+    torch.manual_seed(arguments.seed)
+    target = load(arguments.target)
     special = {
         f"{part}_token_id": getattr(target.generation_config, f"{part}_token_id")
         for part in ("bos", "eos", "pad", "decoder_start")
@@ -87,21 +87,21 @@ def main() -> None:
     ends = set(ends) if isinstance(ends, list) else {ends}
     if special["pad_token_id"] is None:
         special["pad_token_id"] = min(ends)
-    # A folder may come with settings of sampling; only its special tokens are kept.
+    # A folder may come with sampling settings; only its special tokens are kept.
     target.generation_config = transformers.GenerationConfig(**special)
-    settings = {"do_sample": True, "num_beams": 1, "max_new_tokens": given.max_length}
-    settings |= {name: getattr(given, name) for name in ["temperature", *ALL]}
-    settings |= ways_settings(given, target)
-    rows = 256 if given.way == "plain" else 1  # Guesses serve one text at a time.
-    batches = [min(rows, given.samples - i) for i in range(0, given.samples, rows)]
-    with open(given.output, "w") as output:
-        for line in pathlib.Path(given.prompts).read_text().splitlines():
+    settings = {"do_sample": True, "num_beams": 1, "max_new_tokens": arguments.max_length}
+    settings |= {name: getattr(arguments, name) for name in ["temperature", *ALL]}
+    settings |= ways_settings(arguments, target)
+    rows = 256 if arguments.way == "plain" else 1  # Guesses serve one text at a time.
+    batches = [min(rows, arguments.samples - i) for i in range(0, arguments.samples, rows)]
+    with open(arguments.output, "w") as output:
+        for line in pathlib.Path(arguments.prompts).read_text().splitlines():
             prompt = json.loads(line)["prompt_tokens"]
             skipped = 1 if target.config.is_encoder_decoder else len(prompt)
             for rows in batches:
                 fed = torch.tensor([prompt] * rows)
                 for row in target.generate(fed, attention_mask=torch.ones_like(fed), **settings):
-                    text = row[skipped:].tolist()[: given.max_length]
+                    text = row[skipped:].tolist()[: arguments.max_length]
                     stop = next((i + 1 for i, token in enumerate(text) if token in ends), None)
                     print(json.dumps({"prompt_tokens": prompt, "tokens": text[:stop]}), file=output)
 

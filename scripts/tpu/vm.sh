@@ -1,37 +1,37 @@
 #!/usr/bin/env bash
-# Measures a table of the paper, or trains a model, on a Cloud TPU VM, and goes on with it when the
-# VM is pre-empted.
+# Measures a table of the paper, or trains a model, on a Cloud TPU VM, and resumes it when the VM is
+# pre-empted.
 #   export PROJECT=my-project ZONE=us-central2-b NAME=my-tpu
 #   scripts/tpu/vm.sh table 2 --results=gs://bucket/folder --spot --checkpoints=gs://bucket/weights
 #   scripts/tpu/vm.sh train --results=gs://bucket/folder --spot --data_dir=gs://bucket/tokenized \
 #       --config=configs/training/finetune_ende.gin --init_from=gs://… --vocabulary=gs://…
-# table     makes a VM, installs the commit that is checked out, measures table 2, 3, 4 or 5 there
-#           with whatever else `speculative table` takes, fetches the results to results/ and
-#           deletes the VM. The exit code is that of the program. Results and compiled programs
-#           are copied to the folder of --results every 20 seconds (INTERVAL), so that a new VM
-#           goes on when one is pre-empted or no longer answers. A file or folder gs://… of an
-#           option is copied to the VM first. The same command again watches a run that is under
-#           way, or goes on with one that stopped. With --workers=auto all chips work at once, and
-#           on an ACCELERATOR of several hosts each measures its share of the texts
+# table     creates a VM, installs the checked-out commit, measures table 2, 3, 4 or 5 there with any
+#           other options of `speculative table`, fetches the results to results/ and deletes the
+#           VM. It exits with the program's exit code. Results and compiled programs are copied to
+#           the --results folder every 20 seconds (INTERVAL), so a new VM can resume when one is
+#           pre-empted or stops answering. A gs://… file or folder in an option is copied to the VM
+#           first. Rerun the command to watch a run in progress or to resume one that stopped. With
+#           --workers=auto all chips work at once, and on an ACCELERATOR with several hosts each
+#           measures its share of the texts
 # train     does the same with scripts/train.py and its options: all hosts train one model. In the
-#           folder of --results, `checkpoints` holds what a run goes on from, `work` its log and
-#           plot, which are fetched to results/, and `model` the model once it is finished, which
-#           is not fetched. --init_from=gs://… is read from its bucket, and not copied to the VM.
-#           The exit code 75 says that --max_minutes are over; the same command goes on
-# create    makes a VM of ACCELERATOR (v4-8) with the software RUNTIME (tpu-ubuntu2204-base)
-# install   copies the commit that is checked out, which every record then names, and installs it
-#           with the extras tpu and tasks; again after every commit
+#           --results folder, `checkpoints` holds the state to resume from, `work` the log and plot,
+#           which are fetched to results/, and `model` the finished model, which is not fetched.
+#           --init_from=gs://… is read from its bucket, not copied to the VM. Exit code 75 means
+#           that --max_minutes are over; rerun to resume
+# create    creates a VM of type ACCELERATOR (v4-8) with the software RUNTIME (tpu-ubuntu2204-base)
+# install   copies the checked-out commit, which every record then names, and installs it with the
+#           extras tpu and tasks; repeat after every commit
 # ssh       runs any command there, in the home folder; without one, opens a shell
-# delete    deletes the VM, which is paid for until then; gcloud asks first
-# --spot    of table, train and create: a spot VM, which costs less and may be pre-empted
-# --queued  of table, train, create and delete: the VM is that of a queued resource of the same name
-# --keep    of table and train: the VM is not deleted at the end
-# With --dry_run before the verb, the commands are printed, quoted for a shell, and not run; of
-# table and train, those of a run that nothing disturbs.
+# delete    deletes the VM, which is billed until then; gcloud asks first
+# --spot    (table, train, create) uses a spot VM, which costs less and may be pre-empted
+# --queued  (table, train, create, delete) uses the VM of a queued resource of the same name
+# --keep    (table, train) does not delete the VM at the end
+# With --dry_run before the verb, the commands are printed, quoted for a shell, and not run; for
+# table and train, these are the commands of an undisturbed run.
 set -euo pipefail
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 ACCELERATOR=${ACCELERATOR:-v4-8} RUNTIME=${RUNTIME:-tpu-ubuntu2204-base} INTERVAL=${INTERVAL:-20}
-TRIES=5 # How often in a row a step may fail on a VM that is there.
+TRIES=5 # Consecutive failures of a step that end the run, on an existing VM.
 
 fail() {
   printf 'error: %s\n' "$1" >&2
@@ -93,8 +93,8 @@ done
 command -v gcloud >/dev/null || [[ -n $DRY_RUN ]] ||
   fail "gcloud is not installed; get the Google Cloud CLI from https://cloud.google.com/sdk."
 
-# The hosts of an accelerator type, each with four chips, or up to eight where there is one; nothing
-# if there is no such type. v4 and v5p count two cores a chip.
+# Prints the number of hosts of an accelerator type: each has four chips, or up to eight if it is the
+# only one. Prints nothing if there is no such type. v4 and v5p count two cores per chip.
 hosts_of() {
   local chips sizes
   [[ $1 =~ ^(v4|v5p|v5litepod|v6e)-([0-9]{1,5})$ ]] || return 0
@@ -106,7 +106,7 @@ hosts_of() {
       ;;
     *)
       sizes='1 4 8 16 32 64 128 256'
-      ((chips > 8)) || chips=$((chips == 8 ? 4 : chips)) # Eight are of one host.
+      ((chips > 8)) || chips=$((chips == 8 ? 4 : chips)) # Eight are on one host.
       ;;
   esac
   [[ " $sizes " == *" $chips "* ]] || return 0
@@ -124,8 +124,8 @@ call() {
   if [[ -n $DRY_RUN ]]; then printf '%s\n' "${line% }"; else "$@"; fi
 }
 
-# A verb of gcloud on TPUs in the project and zone. Nobody is there to answer what table and train
-# would ask.
+# Runs a gcloud verb on TPUs in the project and zone. Nobody would answer its questions during table
+# and train.
 tpus() {
   [[ $VERB != table && $VERB != train ]] || set -- "$@" --quiet
   call gcloud compute tpus "$@" --project="$PROJECT" --zone="$ZONE"
@@ -146,16 +146,16 @@ delete() {
   fi
 }
 
-# Of a command for all hosts, if there are several.
+# Options of a command that runs on all hosts, if there are several.
 WORKERS=()
 ((HOSTS == 1)) || WORKERS=(--worker=all)
 
-# Runs a command on the VM, or on every host of it, in the home folder.
+# Runs a command on the VM, or on each of its hosts, in the home folder.
 remote() {
   tpus tpu-vm ssh "$NAME" ${WORKERS[@]+"${WORKERS[@]}"} --command="$1"
 }
 
-# `table` and `train` try it again if it fails, so every command says whether to go on.
+# `table` and `train` retry it if it fails, so each of its commands returns on failure.
 install() {
   # A bundle carries the commit's name, which a copy of the files would lose.
   local bundle=${TMPDIR:-/tmp}/speculative-$NAME.bundle
@@ -171,8 +171,8 @@ install() {
 && python3 -m uv pip install --quiet --constraints=constraints.txt --editable='.[tpu,tasks]'"
 }
 
-# Starts measure.sh on the VM, with the lock taken before this returns: whoever looks finds it under
-# way. ssh waits for whatever holds its streams: the job holds none.
+# Starts measure.sh on the VM. It takes the lock before this returns, so any later check finds it
+# running. ssh waits for any process that holds its streams: the job holds none.
 start() {
   local work
   printf -v work '%q' "$WORK"
@@ -181,13 +181,13 @@ printf '%s\n' $work >speculative.job && { \
 nohup $JOB >speculative.log 2>&1 </dev/null & }"
 }
 
-# Runs a command without its output, of which `reason` tells.
+# Runs a command with its output in NOTES, for `reason`.
 quietly() {
   if [[ -n $DRY_RUN ]]; then "$@"; else "$@" >"$NOTES" 2>&1 </dev/null; fi
 }
 
-# The error in the output, which may have several lines, in one; without any, the last line. What
-# gcloud says before it, and after an empty line, is of other things.
+# Prints the error in the output, which may span several lines, as one line; without an error, the
+# last line. gcloud's output before it, and after an empty line, is unrelated.
 reason() {
   local said
   said=$(awk '/ERROR/ { found = 1 } found && !NF { exit } found' "$NOTES" | tr -s '[:space:]' ' ')
@@ -195,8 +195,8 @@ reason() {
   printf '%s\n' "${said% }"
 }
 
-# What stands in the way of a VM and will pass, by what gcloud says; nothing if nobody knows that it
-# will. A quota that is used up passes only where a VM of this run has had its share.
+# Prints the temporary obstacle to a VM that gcloud's message names; nothing if it may be permanent.
+# A used-up quota is temporary only if a VM of this run has used it.
 passing() {
   says() { grep -qiE "$1" <<<"$WHY"; }
   local WHY=$1
@@ -213,19 +213,19 @@ passing() {
   fi
 }
 
-# Says something on the terminal, unless it has just been said.
+# Prints a message, unless it was also the last one.
 say() {
   [[ $1 == "$SAID" ]] || printf '%s  %s\n' "$(date +%H:%M)" "$1"
   SAID=$1
 }
 
-# The state of the VM as gcloud names it, NONE if there is no VM, nothing if gcloud does not answer.
+# Prints gcloud's state of the VM, NONE if there is no VM, nothing if gcloud does not answer.
 state() {
   local found=ACTIVE
   [[ -z $QUEUED ]] || found=$(described queued-resources state.state)
   if [[ $found == ACTIVE ]]; then
     found=$(described tpu-vm state)
-    [[ -z $QUEUED || $found != NONE ]] || found=SUSPENDED # The queued resource is there yet.
+    [[ -z $QUEUED || $found != NONE ]] || found=SUSPENDED # The queued resource still exists.
   fi
   printf '%s' "$found"
 }
@@ -236,8 +236,8 @@ described() {
   fi
 }
 
-# The exit code of the run, which is in the bucket once all its results are; of several hosts the
-# greatest, once all have one.
+# Prints the exit code of the run, which is in the bucket once all its results are; for several
+# hosts, the greatest one, once all have one.
 ended() {
   local host code most=0
   for ((host = 0; host < HOSTS; host++)); do
@@ -247,12 +247,12 @@ ended() {
   echo "$most"
 }
 
-# The file of a host's exit code.
+# Prints the file name of a host's exit code.
 code_of() {
   if ((HOSTS == 1)); then echo exit_code; else echo "exit_code.$1"; fi
 }
 
-# Removes what hosts have left of an end that was not that of the run.
+# Removes exit codes of hosts that ended although the run has not.
 forget() {
   local host
   for ((host = 0; host < HOSTS; host++)); do
@@ -260,31 +260,31 @@ forget() {
   done
 }
 
-# Makes a VM, which may be lost meanwhile.
+# Creates a VM, which may be lost meanwhile.
 make() {
   local why what
-  say "Asking for the ${SPOT:+spot }VM $NAME ($ACCELERATOR in $ZONE)${QUEUED:+ in the queue}."
+  say "Requesting the ${SPOT:+spot }VM $NAME ($ACCELERATOR in $ZONE)${QUEUED:+ in the queue}."
   until quietly create; do
     why=$(reason)
     [[ $(state) == NONE ]] || return 0
     what=$(passing "$why")
     [[ -n $what ]] || fail "$NAME cannot be made; gcloud says: $why"
-    say "There is no $NAME in $ZONE now ($what); it is asked for until there is."
+    say "$NAME is not available in $ZONE now ($what); the request is repeated until it is."
     sleep "$INTERVAL"
   done
   NEW=1
 }
 
-# Gives up a VM that was lost, for which a new one will be made.
+# Gives up a lost VM, so that a new one will be created.
 replace() {
-  say "$NAME is lost ($1); a new VM will go on with $FOLDER."
+  say "$NAME is lost ($1); a new VM will resume from $FOLDER."
   [[ -n $NEW ]] || FAILURES=0
   NEW=1 STARTED=
   quietly delete || again "$NAME cannot be deleted"
 }
 
-# Tries again later what has failed on a VM that is there; after TRIES times in a row, gives up. A
-# run that is seen at work ends the row, but for stops of the run itself, which its progress ends.
+# Waits before a failed step is retried on an existing VM; gives up after TRIES failures in a row.
+# The count restarts when the run is seen working; after stops of the run itself, when it advances.
 again() {
   local why
   why=$(reason)
@@ -297,12 +297,12 @@ again() {
   sleep "$INTERVAL"
 }
 
-# What is to be done on a VM that is ready: nothing while the run is under way, or else to start it.
+# Handles a VM that is ready: waits while the run is in progress, else starts it.
 attend() {
   local found job
   if ! found=$(remote 'flock -sn speculative.job true || sed "s/^/job: /" speculative.job
 tail -n 10 speculative.log 2>/dev/null | sed "s/^/log: /"' 2>"$NOTES" </dev/null); then
-    # One that was never reached would not be after its replacement either.
+    # If this VM was never reached, its replacement would not be either.
     if [[ -z $NEW ]] && ((FAILURES == TRIES - 1)); then
       replace "READY, but it cannot be reached"
     else
@@ -315,10 +315,10 @@ tail -n 10 speculative.log 2>/dev/null | sed "s/^/log: /"' 2>"$NOTES" </dev/null
   sed -n 's/^log: //p' <<<"$found" >"$NOTES"
   if [[ $job == "$WORK" ]]; then
     FAILURES=0 STARTED=1
-    # The program may write more after this, and so may hosts that have no log of their own.
+    # The program may write more after this, and so may hosts without a separate log.
     found=$(grep -E '^(Finished|The bucket) ' "$NOTES" | tail -n 1) ||
       found=$(grep . "$NOTES" | tail -n 1) || true
-    # Training does the steps after its last checkpoint again, which is no progress.
+    # Training repeats the steps after its last checkpoint, which is no progress.
     if [[ $found == Finished* && $found != "$PROGRESS" ]] &&
       [[ $(printf '%s\n' "$PROGRESS" "$found" | sort -V | tail -n 1) == "$found" ]]; then
       PROGRESS=$found STOPS=0
@@ -335,7 +335,7 @@ tail -n 10 speculative.log 2>/dev/null | sed "s/^/log: /"' 2>"$NOTES" </dev/null
     fi
   else
     say "$NAME is ready; installing $COMMIT there."
-    forget # Hosts that have ended do it again, and the run has ended when all have.
+    forget # Hosts that have ended will end again; the run has ended when all have.
     if ! quietly install; then
       again "The installation on $NAME failed"
     elif ! quietly start; then
@@ -347,7 +347,7 @@ tail -n 10 speculative.log 2>/dev/null | sed "s/^/log: /"' 2>"$NOTES" </dev/null
   fi
 }
 
-# One step towards the end of the run, whatever the VM's state.
+# Takes one step towards the end of the run, depending on the VM's state.
 advance() {
   local found why what
   found=$(state)
@@ -366,15 +366,15 @@ advance() {
       what=$(passing "$why")
       quietly delete || true
       if [[ -n $what ]]; then
-        say "There is no $NAME in $ZONE now ($what); it is asked for until there is."
+        say "$NAME is not available in $ZONE now ($what); the request is repeated until it is."
         sleep "$INTERVAL"
       else
         printf '%s\n' "$why" >"$NOTES"
         again "The request for $NAME failed"
       fi
       ;;
-    "") # The run goes on without this connection.
-      say "gcloud does not tell the state of $NAME and is asked again: $(reason)"
+    "") # The run continues without this connection.
+      say "gcloud does not report the state of $NAME and is queried again: $(reason)"
       sleep "$INTERVAL"
       ;;
     *)
@@ -384,7 +384,7 @@ advance() {
   esac
 }
 
-# Whether the run has failed because its VM is lost.
+# Tells whether the run has failed because its VM is lost.
 lost() {
   sleep "$INTERVAL" # The state may lag behind.
   [[ $(state) != READY ]]
@@ -395,7 +395,7 @@ fetch() {
   call gcloud storage rsync --recursive "$FOLDER" "$ROOT/$FETCHED"
 }
 
-# Fetches the results, shows the prediction or the error, deletes the VM, ends with an exit code.
+# Fetches the results, shows the comparison or the error, deletes the VM, exits with a code.
 finish() {
   local folder=$FETCHED
   if quietly fetch; then
@@ -403,9 +403,9 @@ finish() {
     if [[ $1 == 0 && $VERB == train ]]; then
       say "The model is in $RESULTS/model."
     elif [[ $1 == 75 ]]; then
-      say "The run has stopped at its --max_minutes; the same command goes on with it."
+      say "The run has stopped at its --max_minutes; rerun the command to resume it."
     elif [[ $1 == 0 && $HOSTS != 1 ]]; then
-      say "speculative report $folder merges what the $HOSTS hosts measured."
+      say "speculative report $folder merges the results of the $HOSTS hosts."
     elif [[ $1 == 0 ]]; then
       cat "$ROOT/$folder/compared.txt"
     elif [[ -e $ROOT/$folder/log.txt ]]; then
@@ -415,14 +415,14 @@ finish() {
       printf 'error: exit code %s; see the logs of the hosts, %s/log.*.txt.\n' "$1" "$folder" >&2
     fi
   else
-    say "The results stay in $FOLDER, for they could not be fetched: $(reason)"
+    say "The results stay in $FOLDER, because they could not be fetched: $(reason)"
   fi
   if [[ -n $KEEP ]]; then
-    say "$NAME is kept and paid for until you delete it: vm.sh delete${QUEUED:+ --queued}."
+    say "$NAME is kept and billed until you delete it: vm.sh delete${QUEUED:+ --queued}."
   elif quietly delete; then
     say "$NAME is deleted."
   else
-    say "$NAME could not be deleted and is paid for until it is: $(reason)"
+    say "$NAME could not be deleted and is billed until it is: $(reason)"
   fi
   exit "$1"
 }
@@ -434,14 +434,14 @@ launch() {
   [[ $VERB == train ]] || FOLDER=$RESULTS/table$TABLE FETCHED=results/table$TABLE
   printf -v JOB '%q ' env HOSTS="$HOSTS" \
     speculative/scripts/tpu/measure.sh "$RESULTS" "${TABLE:-train}" \
-    ${OPTIONS[@]+"${OPTIONS[@]}"} # For bash 3, which a Mac has, an empty list is not set.
+    ${OPTIONS[@]+"${OPTIONS[@]}"} # Bash 3, as on a Mac, treats an empty list as unset.
   WORK="commit $COMMIT: $JOB" NOTES=$(mktemp)
-  # What was said last; failures in a row; whether the run has been seen at work; how often it has
-  # stopped since its progress was this; whether this run has had a VM, and whether the one that is
-  # there has been reached.
+  # The last message; failures in a row; whether the run has been seen working; how often it has
+  # stopped since it made this progress; whether this run has had a VM; whether the current VM is
+  # new, that is, has not been reached yet.
   SAID='' FAILURES=0 STARTED='' STOPS=0 PROGRESS='' OWNED='' NEW=''
   trap 'rm -f "$NOTES"' EXIT
-  # What an earlier run left of its end must go anyway, which shows whether the bucket can be used.
+  # An earlier run's exit codes must be removed anyway, which shows whether the bucket is writable.
   local host
   for ((host = 0; host < HOSTS; host++)); do
     if ! quietly call gcloud storage cp - "$FOLDER/$(code_of "$host")" ||
@@ -454,7 +454,7 @@ roles/storage.objectUser."
     create && install && start && fetch && { [[ -n $KEEP ]] || delete; }
     return
   fi
-  trap 'printf "\nA run on %s goes on; the same command watches it.\n" "$NAME"; exit 130' INT
+  trap 'printf "\nA run on %s continues; rerun the command to watch it.\n" "$NAME"; exit 130' INT
   while true; do
     if ! code=$(ended); then
       advance

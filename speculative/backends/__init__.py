@@ -1,4 +1,4 @@
-"""Backends that compute products and attention for layers: XLA, or kernels of our own."""
+"""Backends that compute products and attention for layers: XLA, or our own kernels."""
 
 import jax
 
@@ -29,11 +29,12 @@ def for_decoding(
     quantize: str = "none",
     shards: int | None = None,
 ) -> PyTree:
-    """Parameters as the platform, by default the present one, decodes with them fastest.
+    """Lays parameters out for the fastest decoding on a platform, by default the present one.
 
-    Kernels, and tied logits', become int8 as `quantize` says, unless they are `Weight` already. A
-    draft's kernels are fused on TPU. On a mesh of devices, which share kernels in so many shards,
-    XLA multiplies, for our kernels for CPU know nothing of it; without one that is None.
+    Kernels, including those of tied logits, become int8 if `quantize` says so, unless they are
+    `Weight` already. A draft's kernels are fused on TPU. `shards` is the number of parts in which a
+    mesh of devices shares kernels, None without a mesh; on a mesh XLA computes the products,
+    because our CPU kernels do not support it.
     """
     platform = platform or jax.default_backend()
     if platform == "tpu":
@@ -44,24 +45,24 @@ def for_decoding(
 
 
 def heads_together(size: int, platform: str | None = None) -> int:
-    """How many heads of a size a platform keeps side by side, and one device must have."""
+    """The number of heads of a size that a platform keeps side by side on one device."""
     return together(size) if (platform or jax.default_backend()) == "tpu" else 1
 
 
 def usual_quantize(platform: str | None = None) -> str:
-    """How a draft is held in memory where nobody says: on a CPU in int8, inputs rounded too.
+    """The default quantization of a draft: on a CPU int8, with inputs rounded too.
 
-    The target verifies its guesses. Without a compiler of our kernels XLA would be slower so.
+    The target verifies its guesses. Without a compiler for our kernels, XLA would be slower so.
     """
     cpu = (platform or jax.default_backend()) == "cpu"
     return ROUNDED if cpu and kernels.compiler() else "none"
 
 
 def usual_dtype(stored: str, platform: str | None = None) -> str:
-    """The number format in which weights stored in another are kept and multiplied.
+    """The number format for keeping and multiplying weights, given their stored format.
 
-    What is stored in bfloat16 stays so on accelerators. On a CPU it becomes float32, as does all
-    else: most have no instructions for products in bfloat16, which take about 15 times as long.
+    On accelerators bfloat16 is kept. On a CPU all weights become float32: most CPUs have no
+    instructions for products in bfloat16, which take about 15 times as long.
     """
     return "float32" if (platform or jax.default_backend()) == "cpu" else stored
 

@@ -1,4 +1,4 @@
-"""Parameters in two parts: the kernels as a backend lays them out, and what stays."""
+"""Parameters in two parts: the kernels as a backend lays them out, and the rest."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -12,25 +12,25 @@ from jax import Array
 from speculative.backends.xla import Weight, Xla, quantized
 from speculative.types import ROUNDED, PyTree
 
-PREPACKED = "prepacked"  # The collection of prepacked weights beside a model's parameters.
+PREPACKED = "prepacked"  # The collection of prepacked weights next to a model's parameters.
 GATED = ("wi_0", "wi_1")
 FUSED = (("query", "key", "value"), GATED)
-"""Kernels that share their input, and so may become one product; the first match wins."""
+"""Kernels that share their input and may therefore become one product; the first match wins."""
 
 
 @struct.dataclass
 class Prepacked:
     """A model's parameters for decoding, and the backend that computes with them."""
 
-    params: PyTree  # What stays as it is stored.
+    params: PyTree  # The rest, as stored.
     prepacked: PyTree  # The kernels.
     backend: Xla = struct.field(pytree_node=False)
 
 
 def beside(weights: Sequence[Any], shards: int = 1) -> Any:
-    """Kernels of the same inputs, or their biases, as one, their outputs side by side.
+    """Joins kernels of the same inputs, or their biases, with their outputs side by side.
 
-    Of several shards, each has its parts of all of them.
+    With several shards, each one has its parts of all of them.
     """
     if len(weights) == 1:
         return weights[0]
@@ -51,13 +51,12 @@ def split(
     quantize: bool = False,
     shards: int = 1,
 ) -> Prepacked:
-    """A model's parameters for a backend.
+    """Splits a model's parameters for a backend.
 
-    `lay_out` is given the names of a group of kernels that become one, and its kernels; or no names
-    and one kernel; by default it puts them `beside` one another, in so many shards. That may be the
-    embedding, where `tied` and logits are. Kernels that are int8 with scales stay so; where
-    `quantize`, others become it. An embedding of which logits are made in int8 looks tokens up as
-    such, too.
+    `lay_out` takes the names of a group of kernels that become one, and its kernels, or no names
+    and one kernel, which may be the embedding if it is `tied` to the logits; by default it puts
+    them `beside` one another, in `shards` parts. Kernels in int8 with scales stay so; with
+    `quantize` others become int8. An embedding that computes logits in int8 is also looked up so.
     """
     join = functools.partial(beside, shards=shards)
     made = lay_out or (lambda names, *weights: join(weights))
@@ -82,9 +81,9 @@ def split(
 
 
 def for_xla(params: PyTree, quantize: str, tied: bool = False) -> PyTree:
-    """Parameters as XLA multiplies them: as they are stored, or in int8 as `quantize` says.
+    """Parameters as XLA multiplies them: as they are stored, or in int8 if `quantize` says so.
 
-    Logits that are `tied` get a kernel of their own, which several devices can share.
+    Logits that are `tied` get their own kernel, which several devices can share.
     """
     in_int8 = quantize != "none"
     if not (in_int8 or tied):
@@ -99,12 +98,12 @@ def _split(
     groups: Sequence[tuple[str, ...]],
     name: str = "",
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What stays of a tree of parameters, and its kernels laid out."""
+    """The rest of a tree of parameters, and its kernels laid out."""
     rest: dict[str, Any] = dict(tree)
     prepacked: dict[str, Any] = {}
     if "kernel" in tree:
         return rest, {"kernel": lay_out((), rest.pop("kernel"))}
-    # A cross-attention's query sees the target, its key and value the source.
+    # A cross-attention's query reads the target, its key and value read the source.
     here = groups if name != "encoder_decoder_attention" else ()
     if fused := next((group for group in here if tree.keys() >= {*group}), ()):
         parts = [rest.pop(part) for part in fused]

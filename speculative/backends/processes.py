@@ -1,4 +1,4 @@
-"""Processes of one program, maybe on several hosts, whose devices a mesh spans."""
+"""Processes of one program, possibly on several hosts, whose devices a mesh spans."""
 
 import contextlib
 import re
@@ -8,39 +8,42 @@ from typing import Any
 
 import jax
 
-MET = b"speculative"  # What processes say when they meet, so that others are not taken for one.
+MET = b"speculative"  # The greeting of processes when they meet, which other callers lack.
 
 
 def join(text: str, seconds: int = 120) -> int:
-    """Makes one program's process of this one, with others whose devices it then sees.
+    """Joins this process with others, whose devices it then sees, and returns its number.
 
-    The text is ``auto``, where JAX finds the others itself, as on a Cloud TPU, or an address on the
-    first one's host and this one's number of how many: ``host:8476,1/4``. Comes before any other
-    use of devices; gives this one's number. ValueError if the others do not answer in time.
+    The text is ``auto``, if JAX finds the others itself, as on a Cloud TPU, or an address on the
+    first process's host, this one's number and their count: ``host:8476,1/4``. Call this before any
+    other use of devices. ValueError is raised if the others do not answer in time.
     """
-    given: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}
     if text != "auto":
-        found = re.fullmatch(r"(\S+:(\d{1,5})),(\d{1,4})/(\d{1,4})", text)
-        if found is None or int(found[3]) >= int(found[4]) or int(found[2]) >= 2**16:
+        match = re.fullmatch(r"(\S+:(\d{1,5})),(\d{1,4})/(\d{1,4})", text)
+        if match is None or int(match[3]) >= int(match[4]) or int(match[2]) >= 2**16:
             raise ValueError(
                 f"{text!r} names no process; write auto, or HOST:PORT,K/N with K from 0 to N - 1 "
                 "(--distributed)."
             )
-        number, processes = int(found[3]), int(found[4])
-        _meet(found[1], number, processes, seconds)
-        given = {"coordinator_address": found[1], "num_processes": processes, "process_id": number}
+        number, processes = int(match[3]), int(match[4])
+        _meet(match[1], number, processes, seconds)
+        arguments = {"coordinator_address": match[1], "num_processes": processes}
+        arguments["process_id"] = number
     try:
-        jax.distributed.initialize(**given, initialization_timeout=seconds)
+        jax.distributed.initialize(**arguments, initialization_timeout=seconds)
         return jax.process_index()
     except (RuntimeError, ValueError) as error:
-        said = str(error).splitlines()[0]
-        raise ValueError(f"The processes of --distributed={text} cannot meet ({said}).") from error
+        reason = str(error).splitlines()[0]
+        raise ValueError(
+            f"The processes of --distributed={text} cannot meet ({reason})."
+        ) from error
 
 
 def _meet(address: str, number: int, processes: int, seconds: int) -> None:
-    """Waits until all processes are there; ValueError names what is missing.
+    """Waits until all processes are there; ValueError names the missing ones.
 
-    JAX's own client would end a process whose coordinator does not answer, without an exception.
+    JAX's own client ends a process whose coordinator does not answer, without an exception.
     """
     host, _, port = address.rpartition(":")
     ends, there = time.monotonic() + seconds, set[int]({0})
@@ -59,10 +62,10 @@ def _meet(address: str, number: int, processes: int, seconds: int) -> None:
                 listening.settimeout(max(0.1, ends - time.monotonic()))
                 caller = stack.enter_context(listening.accept()[0])
                 caller.settimeout(1)
-                with contextlib.suppress(TimeoutError):  # Whoever says nothing is none of them.
-                    said = caller.recv(len(MET) + 4)
-                    other = int.from_bytes(said[len(MET) :], "big")
-                    if said.startswith(MET) and 0 < other < processes:
+                with contextlib.suppress(TimeoutError):  # A silent caller is none of them.
+                    greeting = caller.recv(len(MET) + 4)
+                    other = int.from_bytes(greeting[len(MET) :], "big")
+                    if greeting.startswith(MET) and 0 < other < processes:
                         there.add(other)
                         callers.append(caller)
             for caller in callers:

@@ -1,7 +1,7 @@
-"""Weights laid out for decoding on a TPU, and what computes with them.
+"""Weights laid out for decoding on a TPU, and the backends that compute with them.
 
-The rest is left to XLA: what is here keeps it from layouts and products that cost more than a step
-may. `speculative compile` shows what its compiler makes of it.
+The rest is left to XLA; this module keeps it from layouts and products that cost too much in a
+step. `speculative compile` shows the compiler's results.
 """
 
 import dataclasses
@@ -18,51 +18,51 @@ from speculative.ragged import select_rows
 from speculative.types import ROUNDED, PyTree
 
 ROWS = 8
-"""Rows of the smallest tile of a TPU's registers: a product of fewer takes no less time."""
+"""Rows of the smallest tile of a TPU's registers: a product of fewer takes as long."""
 
 
 LANES = 128
 """Numbers side by side in a tile."""
 
 MANY = 128
-"""Rows of a product of a group's heads, with more of which the heads are taken apart."""
+"""Rows of a product of a group's heads, beyond which the heads are taken apart."""
 
 
 def together(size: int) -> int:
-    """How many heads of a size fill the lanes of a register."""
+    """The number of heads of a size that fill the lanes of a register."""
     return max(1, LANES // size)
 
 
 @dataclasses.dataclass(frozen=True)
 class Tpu(Xla):
-    """Products of chunks that fill the rows of a tile: for models bound by reading weights."""
+    """The backend for models bound by reading weights: chunks fill the rows of a tile."""
 
     def width(self, batch, length) -> int:
         """The least number of positions that fills whole tiles.
 
-        XLA takes a product with one row for one with a vector, on the vector unit, which takes 3 to
+        XLA treats a product with one row as one with a vector, on the vector unit, which takes 3 to
         7 times as long as reading the kernel; and it changes one-row layouts to others and back.
         """
         return next(width for width in range(length, length + ROWS) if batch * width % ROWS == 0)
 
     def product(self, x, projection, norm=None, activation="linear", out_dtype=None) -> Array:
         """See `Xla`."""
-        # XLA would merge projections with their split into heads, and for that copy the kernel into
-        # another layout: without `READ_AHEAD` at every streamed step, and before every generation.
-        # And it would merge the two products of a feed-forward layer without gate. Those of T5 11B
-        # do not fit the memory on the chip, and take 1.4 times what reading them does.
+        # XLA would merge projections with their split into heads, and copy the kernel into another
+        # layout for that: at every streamed step without `READ_AHEAD`, and before every generation.
+        # It would also merge the two products of a feed-forward layer without a gate. Those of T5
+        # 11B do not fit into the chip's memory, and take 1.4 times as long as reading them.
         return lax.optimization_barrier(super().product(x, projection, norm, activation, out_dtype))
 
     def groups(self, heads: int, size: int) -> int:
-        """Groups G of neighbouring heads that lie side by side in caches.
+        """The number of groups G of neighbouring heads that lie side by side in caches.
 
-        They fill the lanes of a register, which heads of 64 alone would leave half empty.
+        A group fills the lanes of a register, which a single head of 64 would leave half empty.
         """
         each = together(size)
         return heads // each if heads % each == 0 else heads
 
     def cache_shape(self, batch, heads, length, size) -> tuple[int, ...]:
-        """[B, G, T, K / G * H]."""
+        """See `Xla.cache_shape`; here it is [B, G, T, K / G * H]."""
         groups = self.groups(heads, size)
         return batch, groups, length, heads // groups * size
 
@@ -71,9 +71,9 @@ class Tpu(Xla):
         return super().by_head(x, self.groups(heads, x.shape[-1] // heads))
 
     def of_source(self, x, projections, heads) -> list[Array]:
-        """See `Xla`; long sources stay by head, to which one row attends faster.
+        """See `Xla`; long sources stay by head, because one row attends to them faster.
 
-        It must not depend on the batch: rows begin alone and join one.
+        The layout must not depend on the batch, because rows begin alone and then join one.
         """
         if x.shape[1] <= LANES:
             return super().of_source(x, projections, heads)
@@ -82,12 +82,12 @@ class Tpu(Xla):
     def attention(self, q, k, v, spec) -> Array:
         """See `Xla`, with keys and values [B, G, T, K / G * H].
 
-        All scores of a group are one product, of a query for each head that is 0 outside it. That
-        is K / G times the arithmetic, of which there is little.
+        All scores of a group are one product, in which each head's query is 0 outside that head.
+        That is K / G times the arithmetic, of which there is little.
         """
         batch, length, heads, size = q.shape
-        groups, each = k.shape[1], k.shape[3] // size  # Heads of keys in a group,
-        shared = heads // (groups * each)  # and queries' heads of each.
+        groups, each = k.shape[1], k.shape[3] // size  # Key heads in a group.
+        shared = heads // (groups * each)  # Query heads of each key head.
         if each * shared * length > MANY:
             k, v = (Xla.by_head(self, _side_by_side(x), groups * each) for x in (k, v))
             each = 1
@@ -96,7 +96,7 @@ class Tpu(Xla):
         of_head = np.arange(each * size) // size == np.arange(each)[:, None]
         own = jnp.asarray(of_head, q.dtype)[:, None]  # [K / G, 1, K / G * H]
         by_group = q * spec.scale
-        if shared > 1:  # Neighbours in q share a key; here each row is of all keys of a group.
+        if shared > 1:  # Neighbours in q share a key; here each row covers all keys of a group.
             by_group = by_group.reshape(batch, length, groups, each, shared, size).swapaxes(3, 4)
         by_group = by_group.reshape(batch, length, groups, shared, -1).transpose(0, 2, 3, 1, 4)
         by_group = by_group.reshape(batch, groups, 1, shared * length, -1)
@@ -117,23 +117,23 @@ class Tpu(Xla):
 
 @dataclasses.dataclass(frozen=True)
 class TpuDraft(Tpu):
-    """For models bound by the number of operations: heads are never taken apart.
+    """The backend for models bound by the number of operations: heads are never taken apart.
 
-    Keys and values are [B, 1, T, N * H], and all heads attend in one product. That is half of the
-    operations: nothing is transposed.
+    Keys and values are [B, 1, T, N * H], and all heads attend in one product. That halves the
+    operations, because nothing is transposed.
     """
 
     def product(self, x, projection, norm=None, activation="linear", out_dtype=None) -> Array:
-        """See `Xla`; small products may be merged, but not those of a layer without gate."""
+        """See `Xla`; small products may be merged, but not those of a layer without a gate."""
         y = Xla.product(self, x, projection, norm, activation, out_dtype)
         return y if activation == "linear" else lax.optimization_barrier(y)
 
     def groups(self, heads, size) -> int:
-        """One."""
+        """See `Tpu.groups`; there is one."""
         return 1
 
     def write(self, buffer, chunk, starts) -> Array:
-        """See `Xla`; into such caches a scatter is a slow loop over the rows of a batch."""
+        """See `Xla`; a scatter into such caches is a slow loop over the rows of a batch."""
         if len(starts) == 1:
             return super().write(buffer, chunk, starts)
         return select_rows(buffer, chunk, starts, axis=2)
@@ -145,16 +145,16 @@ class TpuDraft(Tpu):
 
 @dataclasses.dataclass(frozen=True)
 class TpuShared(Tpu):
-    """For targets in int8 that chips share, of which each has few heads and narrow kernels.
+    """The backend for int8 targets that chips share, each with few heads and narrow kernels.
 
     Here the number of operations counts too: a chip's heads attend in one product, and kernels
-    of one input become one, in which each chip's parts of them lie side by side.
+    of one input become one, in which each chip's parts lie side by side.
     """
 
     shards: int = 1  # Chips that share each kernel.
 
     def groups(self, heads, size) -> int:
-        """One a chip."""
+        """See `Tpu.groups`; there is one per chip."""
         return self.shards
 
     def apart(self, y, sizes) -> list[Array]:
@@ -164,7 +164,7 @@ class TpuShared(Tpu):
         return [part.reshape(*y.shape[:-1], -1) for part in parts]
 
     def add_product(self, residual, x, projection) -> Array:
-        """See `Xla`; chips exchange sums in the type of x, before scales make float32 of them."""
+        """See `Xla`; chips exchange sums in the type of x, before scaling makes them float32."""
         (kernel, scales), bias = projection.weight, projection.bias
         if scales is None or self.rounds:
             return super().add_product(residual, x, projection)
@@ -179,11 +179,11 @@ def _side_by_side(x: Array) -> Array:
 
 
 def lay_out(params: PyTree, draft: bool, quantize: str = "none", shards: int = 1) -> Prepacked:
-    """Parameters for decoding on a TPU: what `backends.prepack` is on CPU.
+    """Lays parameters out for decoding on a TPU, like `backends.prepack` on CPU.
 
-    A draft's kernels that share their input become one. A large target would be slower so, and
-    its kernels are those given, not copies; but where chips share each in so many shards, those in
-    int8 become one too, and tied logits get a kernel of their own.
+    A draft's kernels that share their input become one. That would slow a large target down, so its
+    kernels are used as given, not copied; but if chips share each kernel in `shards` parts, int8
+    kernels become one too, and tied logits get their own kernel.
     """
     rounds, in_int8 = quantize == ROUNDED, quantize != "none"
     if shards > 1 and in_int8:
@@ -191,11 +191,11 @@ def lay_out(params: PyTree, draft: bool, quantize: str = "none", shards: int = 1
     else:
         fused = draft and shards == 1
         made, groups = (TpuDraft(rounds), FUSED) if fused else (Tpu(rounds), ())
-    found = split(params, made, groups, tied=shards > 1, quantize=in_int8, shards=shards)
+    laid_out = split(params, made, groups, tied=shards > 1, quantize=in_int8, shards=shards)
 
     def widened(path: tuple[Any, ...], leaf: Array) -> Array:
-        # Norms compute in float32; to widen a scale takes an operation of its own at each step.
+        # Norms compute in float32; widening a scale would take another operation at each step.
         return leaf.astype(jnp.float32) if path[-1] == jax.tree_util.DictKey("scale") else leaf
 
-    params = jax.tree_util.tree_map_with_path(widened, found.params)
-    return dataclasses.replace(found, params=params)
+    params = jax.tree_util.tree_map_with_path(widened, laid_out.params)
+    return dataclasses.replace(laid_out, params=params)

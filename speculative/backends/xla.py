@@ -1,7 +1,7 @@
-"""Products and attention as XLA computes them, on any device, of weights as they are stored.
+"""Products and attention as XLA computes them, on any device, with weights as they are stored.
 
-Layers call a backend with arrays and what describes them (`Projection`, `Norm`, `Attending`,
-`Cache`); a backend calls nothing back.
+Layers call a backend with arrays and their descriptions (`Projection`, `Norm`, `Attending`,
+`Cache`); a backend never calls back.
 """
 
 import dataclasses
@@ -17,13 +17,13 @@ from jax import Array, lax
 from speculative.ragged import sheared, write_rows
 from speculative.types import Rows
 
-FEW = 16  # Up to this many rows of a table XLA on CPU looks up fastest one by one.
+FEW = 16  # Up to this many rows of a table, XLA on CPU is fastest one row at a time.
 
-TINY = 1e-30  # Inputs of 0 are multiples of this.
+TINY = 1e-30  # The least peak of inputs, which may all be 0.
 
 AT_A_TIME = 2**22  # Numbers that the host quantizes together.
 
-QUERIES, BLOCK = 512, 256  # With more queries attention takes them in blocks of so many.
+QUERIES, BLOCK = 512, 256  # With more than `QUERIES`, attention takes blocks of `BLOCK` queries.
 
 # The functions of `types.ACTIVATIONS`.
 ACTIVATE: dict[str, Callable[[Array], Array]] = {
@@ -37,7 +37,7 @@ ACTIVATE: dict[str, Callable[[Array], Array]] = {
 class Weight(NamedTuple):
     """A kernel [I, O] of JAX or NumPy, as it is stored or as a backend has laid it out.
 
-    Integers are multiples of `scales`, of each output; those are None for floating-point numbers.
+    Integers are multiples of `scales`, one per output; floating-point numbers have None.
     """
 
     values: Any
@@ -45,9 +45,9 @@ class Weight(NamedTuple):
 
 
 def quantized(kernel: Any, axis: int = 0) -> Weight:
-    """A kernel of JAX or NumPy as int8 and float32 scales [O], symmetric; `axis` is of its inputs.
+    """A JAX or NumPy kernel as symmetric int8 with float32 scales [O]; `axis` is the inputs'.
 
-    The greatest magnitude of an output's numbers is 127 of its scale; of zeros that is 1.
+    An output's greatest magnitude is 127 times its scale; an output of zeros has scale 1.
     """
     xp = kernel.__array_namespace__()
     kernel = kernel.astype(np.float32, copy=False)
@@ -72,18 +72,18 @@ def quantized_on_host(kernel: np.ndarray, axis: int = 0) -> Weight:
 def rounded(x: Array) -> tuple[Array, Array]:
     """Positions [..., I] in int8, and 127 times the scale of each, float32 [..., 1].
 
-    That is infinite or NaN where a number of the position is.
+    The latter is infinite or NaN if a number of the position is.
     """
     x = x.astype(jnp.float32)
     each = jnp.maximum(jnp.abs(x), TINY)
     peaks = each.max(axis=-1, keepdims=True)
-    # An operation on one number a position takes a TPU as long as one on all of x. Without the
-    # maximum, which is the peak, XLA would divide 1 by the peaks apart.
+    # On a TPU an operation on one number per position takes as long as one on all of x. Without the
+    # maximum, which equals the peak, XLA would divide 1 by the peaks separately.
     return jnp.rint(x / jnp.maximum(peaks, each) * 127).astype(jnp.int8), peaks
 
 
 class Projection(NamedTuple):
-    """A weight and what its product needs: the sizes of the outputs side by side, and their bias.
+    """A weight, the sizes of the outputs that its product has side by side, and their bias.
 
     Several sizes are those of projections that a backend has fused into one product.
     """
@@ -94,10 +94,10 @@ class Projection(NamedTuple):
 
 
 class Norm(NamedTuple):
-    """A norm of [..., D], in float32: by the root mean square, or with a shift by the deviation."""
+    """A norm of [..., D] in float32: over the root mean square or, with a shift, the deviation."""
 
     scale: Array  # [D]
-    shift: Array | None  # [D]; with it, the mean is taken away first.
+    shift: Array | None  # [D]; with it, the mean is subtracted first.
     epsilon: float
 
     def __call__(self, x: Array) -> Array:
@@ -110,7 +110,7 @@ class Norm(NamedTuple):
 
 
 class Rotation(NamedTuple):
-    """Angles by which feature i and feature i + H / 2 of heads of a size H are turned together."""
+    """Angles by which features i and i + H / 2 of heads of size H are rotated together."""
 
     cos: Array  # [B or 1, L, H / 2] float32.
     sin: Array
@@ -124,24 +124,24 @@ class Rotation(NamedTuple):
 
 
 class Attending(NamedTuple):
-    """How scores are made of queries and keys, and weigh the values.
+    """How attention scores are computed from queries and keys.
 
-    In self-attention queries and keys are first normed, by head, then turned. `scale` multiplies
-    their products, `soft_cap` C makes C tanh(score / C) of them, and the biases are added: relative
-    positions, and about -1e10 where a key must not be seen.
+    In self-attention queries and keys are first normed by head, then rotated. `scale` multiplies
+    their products, `soft_cap` C turns them into C tanh(score / C), and the biases are added:
+    relative positions, and about -1e10 where a key must not be seen.
     """
 
     bias: Array  # [B or 1, N or 1, L or 1, T] float32.
     scale: float = 1.0
     soft_cap: float | None = None
-    # [N, 2 L - 1] float32: of keys L - 1 positions behind a query to as many ahead of it, where
-    # both are of the same L positions. Keys that are those positions several times have it each.
+    # [N, 2 L - 1] float32: biases of keys from L - 1 positions behind a query to as many ahead of
+    # it, both among the same L positions. If keys repeat those positions, it applies to each copy.
     by_distance: Array | None = None
-    norms: tuple[Norm, Norm] | None = None  # Of queries and keys.
+    norms: tuple[Norm, Norm] | None = None  # For queries and keys.
     rotation: Rotation | None = None
 
     def placed(self, x: Array, number: int) -> Array:
-        """Queries (number 0) or keys (1) [B, L, heads, H], normed and turned."""
+        """Queries (number 0) or keys (1) [B, L, heads, H], normed and rotated."""
         x = x if self.norms is None else self.norms[number](x)
         return x if self.rotation is None else self.rotation(x)
 
@@ -150,14 +150,14 @@ class Attending(NamedTuple):
         return scores if self.soft_cap is None else self.soft_cap * jnp.tanh(scores / self.soft_cap)
 
     def of_queries(self, first: Array | int, count: int) -> Array:
-        """The biases of queries from `first` on, together: [B or 1, N or 1, count or 1, T]."""
+        """All biases of `count` queries from `first` on: [B or 1, N or 1, count or 1, T]."""
         bias, table = self.bias, self.by_distance
         if bias.shape[2] > count:
             bias = lax.dynamic_slice_in_dim(bias, first, count, axis=2)
         if table is None:
             return bias
         length = (table.shape[1] + 1) // 2
-        # Queries that only fill a block up may lie behind the last position.
+        # Queries that only pad a block may lie after the last position.
         table = jnp.pad(table, ((0, 0), (count, 1)))
         seen = lax.dynamic_slice_in_dim(table, length - first, length + count, axis=1)
         return jnp.tile(sheared(seen, count), bias.shape[3] // length) + bias
@@ -169,16 +169,16 @@ class Cache(NamedTuple):
     keys: Array
     values: Array
     starts: Rows  # [B]
-    length: int  # Of the new positions, so many enter; the others are padding.
+    length: int  # The new positions that enter; the others are padding.
 
 
 def precision(x: Array) -> lax.Precision | None:
-    """Full precision for float32, which GPUs and TPUs shorten, unless JAX was told otherwise.
+    """Full precision for float32, which GPUs and TPUs reduce, unless JAX is set otherwise.
 
     `JAX_DEFAULT_MATMUL_PRECISION=tensorfloat32` is enough for training, and several times as fast.
     """
-    told = jax.config.jax_default_matmul_precision  # pyright: ignore[reportAttributeAccessIssue]
-    return lax.Precision.HIGHEST if x.dtype == jnp.float32 and told is None else None
+    chosen = jax.config.jax_default_matmul_precision  # pyright: ignore[reportAttributeAccessIssue]
+    return lax.Precision.HIGHEST if x.dtype == jnp.float32 and chosen is None else None
 
 
 def look_up(table: Array, index: Array) -> Array:
@@ -193,25 +193,25 @@ def look_up(table: Array, index: Array) -> Array:
 
 @dataclasses.dataclass(frozen=True)
 class Xla:
-    """How layers compute: this one with weights as they are stored, others with prepacked ones.
+    """Computes layers with weights as they are stored; other backends use prepacked ones.
 
     Results have the type of x. Queries are [B, L, N, H], keys and values [B, K, T, H], where K
-    divides N: that many neighbouring queries' heads share a key.
+    divides N: N / K neighbouring query heads share a key head.
 
     Attributes:
         rounds: whether the inputs of products with int8 kernels are rounded to int8, each
-            position's with a scale of its own; else kernels are widened as they are read.
-        remat: what of a layer in training is computed again for the gradient, so that it need not
-            be kept: "none", all but its input ("layers"), or all but that and the products with
+            position's with its own scale; otherwise kernels are widened as they are read.
+        remat: the part of a layer that training computes again for the gradient, so that it need
+            not be kept: "none", all but its input ("layers"), or all but that and the products with
             kernels ("products").
     """
 
     rounds: bool = False
     remat: str = "none"
-    scores: ClassVar[Any] = jnp.float32  # The type of attention's scores; None is that of products.
+    scores: ClassVar[Any] = jnp.float32  # The type of attention scores; None: as products.
 
     def along(self, x: Array, *axes: str) -> Array:
-        """An array of such logical axes, where devices share it laid out as they do."""
+        """An array of these logical axes; if devices share it, laid out accordingly."""
         return x
 
     def width(self, batch: int, length: int) -> int:
@@ -219,7 +219,7 @@ class Xla:
         return length
 
     def cache_shape(self, batch: int, heads: int, length: int, size: int) -> tuple[int, ...]:
-        """Of keys or values: [B, K, T, H], for heads of a size H."""
+        """The shape of cached keys or values: [B, K, T, H], for heads of size H."""
         return batch, heads, length, size
 
     def product(
@@ -230,7 +230,7 @@ class Xla:
         activation: str = "linear",
         out_dtype: str | None = None,
     ) -> Array:
-        """Of the normed x [..., I] and a weight, with its bias, activated: [..., O]."""
+        """The product of normed x [..., I] and a weight, with its bias, activated: [..., O]."""
         x = norm(x) if norm else x
         (kernel, scales), bias = projection.weight, projection.bias
         times = functools.partial(jnp.matmul, precision=precision(x))
@@ -250,15 +250,15 @@ class Xla:
         return residual + self.product(x, projection)
 
     def project(self, x: Array, projections: Sequence[Projection], norm: Norm) -> list[Array]:
-        """Every projection of normed x [B, L, I], also where several are one product."""
-        x, found = norm(x) if len(projections) > 1 else x, []
+        """Every projection of normed x [B, L, I], even if several are one product."""
+        x, outputs = norm(x) if len(projections) > 1 else x, []
         for projection in projections:
             y = self.product(x, projection, norm if len(projections) == 1 else None)
-            found += self.apart(y, projection.sizes)
-        return found
+            outputs += self.apart(y, projection.sizes)
+        return outputs
 
     def apart(self, y: Array, sizes: Sequence[int]) -> list[Array]:
-        """The projections of such sizes that a product [..., sum of sizes] has side by side."""
+        """The projections of these sizes that a product [..., sum of sizes] has side by side."""
         return jnp.split(y, np.cumsum(sizes)[:-1], axis=-1)
 
     def gated(
@@ -288,9 +288,10 @@ class Xla:
         return [self.by_head(self.product(x, each), heads) for each in projections]
 
     def attention(self, q: Array, k: Array, v: Array, spec: Attending) -> Array:
-        """Of queries [B, L, N, H] to keys and values: [B, L, N, H] (Vaswani et al., 3.2.1).
+        """Attention of queries [B, L, N, H] to keys and values: [B, L, N, H].
 
-        Many queries come in blocks, one after another, so that never all scores are in memory.
+        See Vaswani et al., 3.2.1. Many queries come in blocks, one after another, so that scores
+        are never all in memory.
         """
         length = q.shape[1]
         if length <= QUERIES:
@@ -304,13 +305,13 @@ class Xla:
             of_block = lax.dynamic_slice_in_dim(q, first, BLOCK, axis=1)
             return self._attention(of_block, k, v, spec, spec.of_queries(first, BLOCK))
 
-        found = lax.map(block, jnp.arange(0, q.shape[1], BLOCK))  # [blocks, B, BLOCK, N, H]
-        return found.swapaxes(0, 1).reshape(q.shape)[:, :length]
+        mixed = lax.map(block, jnp.arange(0, q.shape[1], BLOCK))  # [blocks, B, BLOCK, N, H]
+        return mixed.swapaxes(0, 1).reshape(q.shape)[:, :length]
 
     def _attention(self, q: Array, k: Array, v: Array, spec: Attending, bias: Array) -> Array:
         batch, length, heads, size = q.shape
         q = (q * spec.scale).swapaxes(1, 2)
-        if shared := heads // k.shape[1] > 1:  # Such queries are as more positions of one head.
+        if shared := heads // k.shape[1] > 1:  # They act as more positions of one head.
             q = q.reshape(batch, k.shape[1], -1, size)
         # BNLH, BNTH -> BNLT, then BNLT, BNTH -> BNLH; each `einsum` would be traced anew.
         of_heads, exact = ((0, 1), (0, 1)), precision(q)
@@ -323,7 +324,7 @@ class Xla:
         return mixed.swapaxes(1, 2)
 
     def write(self, buffer: Array, chunk: Array, starts: Rows) -> Array:
-        """A cache [B, K, T, H] with new positions [B, K, L, H] from `starts` [B] on."""
+        """Writes new positions [B, K, L, H] into a cache [B, K, T, H] from `starts` [B] on."""
         return write_rows(buffer, chunk, starts, axis=2)
 
     def enter(self, cache: Cache, keys: Array, values: Array) -> tuple[Array, Array]:
@@ -342,8 +343,8 @@ class Xla:
     ) -> tuple[Array, Array, Array]:
         """Attention of normed x [B, L, D] to itself, or to a cache that it enters.
 
-        Gives [B, L, N, H], and the keys and values attended to: the positions' own, [B, K, L, H],
-        or the cache's, which they have entered.
+        Returns [B, L, N, H], and the keys and values attended to: the positions' own, [B, K, L, H],
+        or the cache's, including those.
         """
         query, *new = self.project(x, projections, norm)
         query, shared = self.split(query, heads), query.shape[-1] // new[0].shape[-1]

@@ -1,4 +1,4 @@
-"""Checkpoints in three formats (ours, T5X's, Hugging Face's), each converted into any other."""
+"""Checkpoints in three formats (native, T5X, Hugging Face) and conversion between them."""
 
 import collections
 import dataclasses
@@ -35,7 +35,7 @@ SHIPPED = {
     f"debian_{name}": ASSETS / name
     for name in (*("target", "draft_hidden", "draft"), *("lm", "lm_draft_hidden", "lm_draft"))
 }
-"""The models that ship with the package: a target and a language model, each with its drafts."""
+"""The models bundled with the package: a target and a language model, each with its drafts."""
 
 FORMATS: Mapping[str, ModuleType] = {"native": native, "t5x": t5x, "huggingface": huggingface}
 
@@ -45,7 +45,7 @@ __all__ = ["ASSETS", "FORMATS", "SHIPPED", "Checkpoint", "convert", "describe", 
 def open(name: str | os.PathLike[str]) -> Checkpoint:
     """Opens a checkpoint without reading its tensors.
 
-    The `name` is a folder of any format, ``gs://bucket/folder`` for T5X's, that of a shipped model,
+    The `name` is a folder in any format, ``gs://bucket/folder`` in T5X's, a bundled model's name,
     or a Hugging Face id (``google/t5-v1_1-small``), whose files come from the hub or its cache.
     Raises ValueError if there is none, or if it is damaged; the message names the file.
     """
@@ -61,25 +61,25 @@ def open(name: str | os.PathLike[str]) -> Checkpoint:
             return huggingface.open(location)
     files = sorted(path.name for path in pathlib.Path(location).iterdir())[:5]
     raise ValueError(
-        f"{location} is no checkpoint: it has neither a config.json of ours or of Hugging Face, "
+        f"{location} is no checkpoint: it has neither a native nor a Hugging Face config.json, "
         f"nor T5X's index '{t5x.INDEX}'; it holds {', '.join(files) or 'nothing'}."
     )
 
 
 def _require_no_gguf(name: str) -> None:
-    """ValueError for a file of llama.cpp's, or a folder with nothing else."""
+    """Raises ValueError for a llama.cpp file, or a folder that has one but no `config.json`."""
     files = [pathlib.Path(name), *pathlib.Path(name).glob("*.gguf")]
-    found = next((path for path in files if path.suffix == ".gguf" and path.is_file()), None)
-    if found and not (pathlib.Path(name) / CONFIG).is_file():
-        raise ValueError(f"{found} is a GGUF file, which is not read. {huggingface.INSTEAD}")
+    gguf = next((path for path in files if path.suffix == ".gguf" and path.is_file()), None)
+    if gguf and not (pathlib.Path(name) / CONFIG).is_file():
+        raise ValueError(f"{gguf} is a GGUF file, which is not read. {huggingface.INSTEAD}")
 
 
 def describe(checkpoint: Checkpoint) -> dict[str, str]:
-    """What is known of a checkpoint without its tensors; ValueError if a file was altered."""
+    """Describes a checkpoint without loading its tensors; ValueError if a file was altered."""
     config, folder = checkpoint.config, pathlib.Path(checkpoint.location)
     named = [name for name, sizes in SIZES.items() if sizes == config.replace(dtype=sizes.dtype)]
     kinds = collections.Counter(tensor.dtype for tensor in checkpoint.tensors.values())
-    vocabulary = "none beside the weights"
+    vocabulary = "none next to the weights"
     if pieces := checkpoint.open_vocabulary():
         vocabulary = f"{pieces.path.name}, {pieces.size - pieces.extra_ids:,} pieces"
         vocabulary += f" and {pieces.extra_ids} sentinels" if pieces.extra_ids else ""
@@ -103,13 +103,13 @@ def describe(checkpoint: Checkpoint) -> dict[str, str]:
         "computed in": f"{usual_dtype(checkpoint.dtype)} on this device, unless --dtype is given",
         "vocabulary": vocabulary,
         "checksums": checkpoint.checksums.extent,
-        "fingerprint": f"{checkpoint.contents}, which results keep",
-        "sha256": whole.hexdigest() if folder.is_dir() else "not of a remote folder",
+        "fingerprint": f"{checkpoint.contents}, recorded in results",
+        "sha256": whole.hexdigest() if folder.is_dir() else "not computed for a remote folder",
     }
 
 
 def known(name: str) -> bool:
-    """Whether `open` may find a checkpoint of this name; a Hugging Face id is not looked up."""
+    """Whether `open` may find a checkpoint with this name; a Hugging Face id is not looked up."""
     hub = re.fullmatch(r"[\w.-]+/[\w.-]+", name) is not None
     return name in SHIPPED or name.startswith("gs://") or hub or os.path.isdir(name)
 
@@ -126,16 +126,16 @@ def convert(
 
     One tensor or file is in memory at a time. `dtype` is "float32" or "bfloat16", by default the
     one that loses nothing. A `vocabulary` file replaces the source's; T5's 100 sentinels follow its
-    pieces if the embedding has enough rows. T5X's format holds no vocabulary. With `tokens` the
-    copy is a draft that guesses these alone, see `narrowed`.
+    pieces if the embedding has enough rows. T5X's format holds no vocabulary. If `tokens` are
+    given, the copy is a draft that guesses only these, see `narrowed`.
 
     Raises ValueError if a format is unknown, the source cannot be read, the destination exists, or
-    the vocabulary has more pieces than the embedding; OSError as on a full disk.
+    the vocabulary has more pieces than the embedding; OSError if, for example, the disk is full.
     """
     kinds = get_args(native.Storage) if to == "native" else tuple(DTYPES)
-    for name, said, known in (("format", to, FORMATS), ("dtype", dtype or kinds[0], kinds)):
-        if said not in known:
-            raise ValueError(f"Unknown {name} {said!r} to write; known: {', '.join(known)}.")
+    for name, value, known in (("format", to, FORMATS), ("dtype", dtype or kinds[0], kinds)):
+        if value not in known:
+            raise ValueError(f"Unknown {name} {value!r} to write; known: {', '.join(known)}.")
     if vocabulary is not None and to == "t5x":
         raise ValueError(
             f"T5X's format holds no vocabulary, so {vocabulary} would be lost; leave it out, and "
@@ -147,14 +147,14 @@ def convert(
         rows = checkpoint.config.vocab_size
         pieces = from_elsewhere(vocabulary, rows)
         pieces.require_room(rows, str(source))
-        given = {"vocabulary": pieces.path, "extra_ids": pieces.extra_ids}
-        checkpoint = dataclasses.replace(checkpoint, **given)
+        fields = {"vocabulary": pieces.path, "extra_ids": pieces.extra_ids}
+        checkpoint = dataclasses.replace(checkpoint, **fields)
     if tokens is not None:
         checkpoint = narrowed(checkpoint, tokens)
     config = checkpoint.config
     if to != "native" and (config.reads.draft_vocabulary or config.reads.target_layers):
         raise ValueError(
-            f"{source} is a draft that reads its target's decoder, or guesses some tokens alone; "
+            f"{source} is a draft that reads its target's decoder, or guesses only some tokens; "
             f"the format {to} knows no such model (--to native)."
         )
     FORMATS[to].write(destination, checkpoint, dtype)

@@ -1,4 +1,4 @@
-"""A checkpoint of any format: its configuration, and its tensors, which are read one by one."""
+"""A checkpoint in any format: its configuration, and its tensors, which are read one by one."""
 
 import contextlib
 import dataclasses
@@ -26,16 +26,16 @@ from speculative.special_tokens import SpecialTokens
 from speculative.types import PyTree
 from speculative.vocabulary import Vocabulary, open_vocabulary, store
 
-CONFIG = "config.json"  # It describes a model, in our folders and in Hugging Face's.
+CONFIG = "config.json"  # Describes the model in native and Hugging Face folders.
 DTYPES = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 """The number formats in which checkpoints are written."""
 LOGITS = "decoder/logits_dense/kernel"
 
-FLOATS = ("float32", "bfloat16", "float16", "float64")  # Those in which others write them.
+FLOATS = ("float32", "bfloat16", "float16", "float64")  # Others may write in any of these.
 
 
 Part = tuple[slice, ...]
-"""Of an array: from where to where along each axis; no slices are all of it."""
+"""A part of an array: a slice along each axis; an empty tuple is the whole array."""
 
 
 class Tensor(NamedTuple):
@@ -45,7 +45,7 @@ class Tensor(NamedTuple):
     dtype: str  # As stored: one of `FLOATS`, or "int8".
     # Returns the values of a part, by default all, in a floating-point format.
     read: Callable[..., np.ndarray]
-    # Likewise returns them as they are, where dtype is int8.
+    # Returns the values of a part as they are stored, where dtype is int8.
     quantized: Callable[..., Weight] | None = None
 
 
@@ -56,7 +56,7 @@ def read_settings(folder: str | pathlib.Path) -> dict[str, Any]:
 
 
 def plain(name: Any, where: object) -> str:
-    """The name of a file that a checkpoint lists; ValueError if it may be of another folder's."""
+    """The name of a file that a checkpoint lists; ValueError if it may be in another folder."""
     if not isinstance(name, str) or name in ("", "..") or pathlib.PurePath(name).name != name:
         raise ValueError(
             f"{where} names the file {name!r}; a checkpoint's files lie in its own folder, so this "
@@ -65,7 +65,7 @@ def plain(name: Any, where: object) -> str:
     return name
 
 
-# What is read of a folder beside its vocabulary, by format; T5X's optimizer state is not.
+# Files that are read from a folder besides its vocabulary, by format; T5X's optimizer state is not.
 OTHERS = (
     "*.safetensors",
     "*.bin",
@@ -81,16 +81,16 @@ FILES = {"t5x": ("checkpoint", "target.*/**/*"), "native": OTHERS, "huggingface"
 class MadeFor(NamedTuple):
     """The target whose hidden states a draft learned to read."""
 
-    name: str  # What it was called then.
+    name: str  # Its name at that time.
     fingerprint: tuple[float, ...]  # See `Checkpoint.fingerprint`.
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Checksums:
-    """SHA-256 of files, each computed once, when needed; some are `recorded`, and must be so."""
+    """SHA-256 of files, computed once and when needed; `recorded` ones must match."""
 
     recorded: Mapping[pathlib.Path, str] = dataclasses.field(default_factory=dict)
-    extent: str = "none: this format has none, so shapes and ranges alone are checked"
+    extent: str = "none: this format has none, so only shapes and ranges are checked"
     sha256: Callable[..., str] = dataclasses.field(default_factory=lambda: functools.cache(sha256))
 
     def verify(self, path: pathlib.Path) -> None:
@@ -109,15 +109,15 @@ class Checkpoint:
     location: str  # The folder or address, for messages.
     format: str  # "native", "t5x" or "huggingface".
     config: Config
-    tensors: Mapping[str, Tensor]  # By T5X's names, "/" between their parts.
-    vocabulary: pathlib.Path | None = None  # The vocabulary's file beside the weights, or `BYTES`.
+    tensors: Mapping[str, Tensor]  # By T5X's names, with "/" between parts.
+    vocabulary: pathlib.Path | None = None  # The file next to the weights, or `BYTES`.
     extra_ids: int = 0  # Sentinel tokens after the vocabulary's pieces; T5's own has 100.
-    special: SpecialTokens = SpecialTokens()  # What it says of tokens, beside the vocabulary.
+    special: SpecialTokens = SpecialTokens()  # Its settings for tokens, besides the vocabulary.
     checksums: Checksums = dataclasses.field(default_factory=Checksums)
-    made_for: MadeFor | None = None  # Of a draft that reads its target's decoder.
-    # Of all steps of its training, those of what it began as included; None if that is not known.
+    made_for: MadeFor | None = None  # Set if it is a draft that reads its target's decoder.
+    # Time of all training steps, including those of the checkpoint it began from; None if unknown.
     training_minutes: float | None = None
-    note: str = ""  # What it asks for in generation that is not applied, for people.
+    note: str = ""  # A message about its generation settings that are not applied.
 
     def __post_init__(self) -> None:
         where, extra_ids, most = self.location, self.extra_ids, 2**16
@@ -147,7 +147,7 @@ class Checkpoint:
                 )
             if kind not in FLOATS and (self.format, kind) != ("native", "int8"):
                 raise ValueError(
-                    f"Tensor {name} of {where} is of type {kind}; read are {', '.join(FLOATS)}."
+                    f"Tensor {name} of {where} is of type {kind}; supported: {', '.join(FLOATS)}."
                 )
 
     @property
@@ -162,26 +162,26 @@ class Checkpoint:
         return sum(math.prod(tensor.shape) for tensor in self.tensors.values())
 
     def fingerprint(self) -> tuple[float, ...]:
-        """Numbers by which the model is known in any format: of its last norm, never quantized."""
+        """Values that identify the model in any format: those of its last norm, never quantized."""
         return tuple(self.read("decoder/decoder_norm/scale")[:16].tolist())  # Enough to tell.
 
     def has(self, fingerprint: Sequence[float]) -> bool:
-        """Whether this is the model's, but for rounding to bfloat16."""
+        """Whether this is the model's fingerprint, up to rounding to bfloat16."""
         own = self.fingerprint()
         return len(own) == len(fingerprint) and np.allclose(own, fingerprint, 1 / 128, atol=0)
 
     @functools.cached_property
     def contents(self) -> str:
-        """The fingerprint of its files, the vocabulary's apart, see `fingerprints.of_files`.
+        """The fingerprint of its files except the vocabulary, see `fingerprints.of_files`.
 
-        A remote folder's is of the tensors' names, shapes and types, and of the last norm.
+        A remote folder's covers the tensors' names, shapes and types, and the last norm.
         """
         folder = pathlib.Path(self.location)
         if not folder.is_dir():
             sizes = {name: (tensor.shape, tensor.dtype) for name, tensor in self.tensors.items()}
             return fingerprints.of_value([sizes, self.fingerprint()])
-        found = {path for pattern in FILES[self.format] for path in folder.glob(pattern)}
-        files = {str(path.relative_to(folder)): path for path in found - {self.vocabulary}}
+        paths = {path for pattern in FILES[self.format] for path in folder.glob(pattern)}
+        files = {str(path.relative_to(folder)): path for path in paths - {self.vocabulary}}
         files = {name: path for name, path in sorted(files.items()) if path.is_file()}
         return fingerprints.of_files(files, self.checksums.recorded, self.checksums.sha256)
 
@@ -190,7 +190,7 @@ class Checkpoint:
         fault = f"has a tensor {name} that cannot be read"
         with disk.reading(self.location, fault), np.errstate(invalid="ignore", over="ignore"):
             value = self.tensors[name].read(part)
-            if value.dtype == np.float64:  # Nothing computes in it, and not all of it is finite.
+            if value.dtype == np.float64:  # It is computed in float32, which may overflow.
                 value = value.astype(np.float32)
             # The sum of finite values hardly ever overflows, and needs no array of flags.
             if not np.isfinite(np.sum(value, dtype=np.float64)):
@@ -200,9 +200,9 @@ class Checkpoint:
         return value
 
     def quantized(self, name: str, part: Part = ()) -> Weight:
-        """A kernel's or an embedding's values in int8, in NumPy; errors as of `read`.
+        """A kernel's or an embedding's values in int8, in NumPy; raises like `read`.
 
-        A part must have all inputs of its outputs.
+        A part must include all inputs of its outputs.
         """
         stored = self.tensors[name].quantized
         if stored is None:
@@ -230,11 +230,11 @@ class Checkpoint:
     ) -> PyTree:
         """All parameters on JAX's device as T5X's tree, in the number format `dtype`.
 
-        Those of `Config.in_int8` are `Weight` where `quantize` is not none. On a mesh every device
-        gets its part alone, of the model that is `sharding.padded`, or the `whole`, or its part in
-        `training` (`sharding.of_training`); a process reads what its own devices get. The host's
-        memory holds one tensor, or one device's part of it, which is cast before it leaves the
-        host.
+        Those of `Config.in_int8` are `Weight` unless `quantize` is "none". On a mesh every device
+        gets only its part of the `sharding.padded` model, or the `whole` model, or its part in
+        `training` (`sharding.of_training`); a process reads only what its own devices get. The
+        host's memory holds one tensor, or one device's part of it, which is cast before it leaves
+        the host.
         """
         config = self.config.replace(dtype=dtype, quantize=quantize)
         if on is not None and not whole and not training:
@@ -244,16 +244,16 @@ class Checkpoint:
         return traverse_util.unflatten_dict(values, sep="/")
 
     def _loaded(self, name: str, config: Config, placed: Any) -> PyTree:
-        """An array or a `Weight` of a shape, and where its sharding says, if it has one."""
+        """An array or a `Weight`, with the shape of `placed` and its sharding, if it has one."""
         kernel = placed.values if isinstance(placed, Weight) else placed
         parts: dict[Any, tuple[slice, ...]] = {None: ()}  # By device.
         if kernel.sharding is not None:
             parts = dict(kernel.sharding.addressable_devices_indices_map(kernel.shape))
         arrays, quantized, read = {}, self._of_whole(name, config, kernel), dict[str, PyTree]()
         for device, index in sorted(parts.items(), key=lambda item: str(item[1])):
-            if (key := str(index)) not in read:  # What several devices have alike is read once.
+            if (key := str(index)) not in read:  # A part that devices share is read once.
                 read = {key: self._part(name, config, kernel.shape, index, quantized)}
-            # A copy: on CPU a view would keep the host's array, and the file it is of, in memory.
+            # It must be a copy: on CPU a view would keep the host's array, and its file, in memory.
             made = jax.device_put(read[key], device, may_alias=False)
             arrays[device] = jax.block_until_ready(made)
         if kernel.sharding is None:
@@ -266,7 +266,7 @@ class Checkpoint:
         )  # fmt: skip
 
     def _of_whole(self, name: str, config: Config, kernel: Any) -> Weight | None:
-        """All of a kernel in int8, where devices share its inputs: scales are of all of them."""
+        """The whole kernel in int8, if devices split its inputs: scales depend on all of them."""
         if not config.in_int8(name) or self.tensors[name].quantized or kernel.sharding is None:
             return None
         axis = AXES[name.rpartition("/")[2]]
@@ -281,9 +281,9 @@ class Checkpoint:
         index: Part,
         quantized: Weight | None,
     ) -> PyTree:
-        """What NumPy's `index` takes of a tensor that zeros fill up to a shape; none takes all.
+        """The part at NumPy's `index` of a tensor padded with zeros to a shape; () takes all.
 
-        All of it may be there in int8 already.
+        `quantized` is the whole tensor, if it is in int8 already.
         """
         stored, in_int8 = self.tensors[name].shape, config.in_int8(name)
         ends = [one.indices(size)[:2] for one, size in zip(index, shape, strict=False)]
@@ -291,7 +291,7 @@ class Checkpoint:
             (min(low, size), min(high, size))
             for (low, high), size in zip(ends, stored, strict=False)
         ]
-        # Of a part beyond the tensor's end a number is read, for the scales of other axes.
+        # A part beyond the tensor's end still reads one entry, for the scales of other axes.
         part = tuple(slice(low, high) if low < high else slice(0, 1) for low, high in kept)
         part = () if part == tuple(slice(0, size) for size in stored) else part
         kind = DTYPES[config.dtype]
@@ -335,9 +335,9 @@ class Checkpoint:
 
 
 def narrowed(checkpoint: Checkpoint, tokens: Sequence[int] | np.ndarray) -> Checkpoint:
-    """A draft whose logits are of these tokens alone: it guesses no other, and costs less.
+    """A draft with logits for these tokens only: it guesses no others, and costs less.
 
-    Raises ValueError without tokens, for one not guessed already, or of a draft with tied logits.
+    Raises ValueError if there are no tokens, one is not guessed already, or the logits are tied.
     """
     if not len(tokens):
         raise ValueError("A draft must guess some tokens; keep at least one.")
@@ -373,7 +373,7 @@ def by_name(tree: PyTree) -> dict[str, Any]:
 
 
 def require_layers(config: Config, tensors: int, where: object) -> None:
-    """ValueError if there are more layers than tensors: to name a billion would take for ever."""
+    """ValueError if there are more layers than tensors: naming a billion would take forever."""
     if (layers := sum(getattr(config, depth) for depth in config.depths)) > tensors:
         raise ValueError(
             f"{where} holds {tensors} tensors, too few for the {layers} layers of its {CONFIG}; "
@@ -382,7 +382,7 @@ def require_layers(config: Config, tensors: int, where: object) -> None:
 
 
 def vacant(folder: str | os.PathLike[str]) -> pathlib.Path:
-    """The path of a folder that is to be made; ValueError if it is there, or would be remote."""
+    """The path of a folder to be created; ValueError if it exists, or would be remote."""
     if str(folder).startswith("gs://"):
         raise ValueError(
             f"{folder} is remote, and checkpoints are written into local folders; choose one, and "
@@ -395,9 +395,9 @@ def vacant(folder: str | os.PathLike[str]) -> pathlib.Path:
 
 @contextlib.contextmanager
 def written(folder: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
-    """A folder to fill, which becomes `folder` as the block ends, or is removed if it fails.
+    """A folder to fill, which becomes `folder` when the block ends, or is removed if it fails.
 
-    ValueError if `folder` exists.
+    Raises ValueError if `folder` exists.
     """
     with disk.written(vacant(folder)) as unfinished:
         unfinished.mkdir()
@@ -412,10 +412,10 @@ def write_tensors(
     values: Callable[[str], dict[str, np.ndarray]],
     metadata: dict[str, str] | None = None,
 ) -> dict[str, str]:
-    """Writes safetensors files of at most `limit` bytes, unless one tensor alone is larger.
+    """Writes safetensors files of at most `limit` bytes, unless a single tensor is larger.
 
     The tensors of one file are in memory at a time. `sizes` holds the bytes of each tensor by
-    name, in the order of writing; `values` returns the arrays to store for a name. The result is
+    name, in the order of writing; `values` returns the arrays to store for a name. Returns
     the file of each name: `model.safetensors`, or one of several.
     """
     shards: list[list[str]] = []

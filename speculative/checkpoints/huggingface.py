@@ -36,8 +36,8 @@ from speculative.vocabulary import BYTES, from_elsewhere, open_vocabulary
 
 SAFETENSORS, BIN = "model.safetensors", "pytorch_model.bin"
 TOKENIZER, BYTES_CLASS = "tokenizer_config.json", "ByT5Tokenizer"
-SHARD_BYTES = 2**29  # Of the largest file; all of one is in memory while it is written.
-# Of checkpoints in others' quantized formats.
+SHARD_BYTES = 2**29  # The largest file, all of which is in memory while it is written.
+# Advice for checkpoints in other programs' quantized formats.
 INSTEAD = (
     "Fetch the checkpoint that it was made from, and hold that in int8 (--quantize=int8, or "
     "convert it once: speculative convert --to native --dtype int8)."
@@ -68,7 +68,7 @@ def open(folder: str | pathlib.Path) -> Checkpoint:
         name if name in kind.tied or name.startswith(kind.prefix) else kind.prefix + name: tensor
         for name, tensor in stored.items()
     }
-    for copy, original in kind.tied.items():  # Of which any may be the one that is stored.
+    for copy, original in kind.tied.items():  # Any of them may be the one that is stored.
         if copy in stored:
             stored.setdefault(original, stored[copy])
 
@@ -110,13 +110,13 @@ def open(folder: str | pathlib.Path) -> Checkpoint:
                     pieces = open_vocabulary(vocabulary).size
                 extra_ids = extra_ids if pieces + extra_ids <= config.vocab_size else 0
         if vocabulary is not None and vocabulary.suffix == ".json":
-            extra_ids = 0  # They are pieces of it.
-    given = str(folder), "huggingface", config, tensors_of, vocabulary, extra_ids, special
-    return Checkpoint(*given, note=note)
+            extra_ids = 0  # The sentinels are among its pieces.
+    fields = str(folder), "huggingface", config, tensors_of, vocabulary, extra_ids, special
+    return Checkpoint(*fields, note=note)
 
 
 def write(folder: str | pathlib.Path, checkpoint: Checkpoint, dtype: str | None = None) -> None:
-    """Writes as `native.write` what transformers loads; ValueError if it has no such model."""
+    """Writes a folder for transformers, as `native.write`; ValueError if it has no such model."""
     config, dtype = checkpoint.config, dtype or checkpoint.dtype
     kind = names_of(config)
     settings = kind.settings(config, checkpoint.location) | {"torch_dtype": dtype}
@@ -155,35 +155,35 @@ def write(folder: str | pathlib.Path, checkpoint: Checkpoint, dtype: str | None 
         if len(set(index.values())) > 1:
             contents = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": index}
             descriptions[f"{SAFETENSORS}.index.json"] = contents
-        # Last what makes a checkpoint of the folder.
+        # The file that makes the folder a checkpoint comes last.
         for name, contents in (descriptions | {CONFIG: settings}).items():
             (unfinished / name).write_text(json.dumps(contents, indent=2) + "\n")
 
 
 def _of_text(stored: Tensors, prefix: str) -> tuple[Tensors, int]:
-    """Those tensors whose names have a prefix, without it, and how many others there are.
+    """The tensors whose names have a prefix, now without it, and the number of the others.
 
-    Versions of transformers have put it before or behind the name of the model within it.
+    Versions of transformers put it before or after the name of the model within it.
     """
     if not prefix:
         return stored, 0
-    found = re.compile(rf"(?:{prefix}\.(model\.|lm_head\.)|(model\.){prefix}\.|(lm_head\.))(.*)")
-    named = ((found.fullmatch(name), tensor) for name, tensor in stored.items())
+    pattern = re.compile(rf"(?:{prefix}\.(model\.|lm_head\.)|(model\.){prefix}\.|(lm_head\.))(.*)")
+    named = ((pattern.fullmatch(name), tensor) for name, tensor in stored.items())
     kept = {"".join(filter(None, match.groups())): tensor for match, tensor in named if match}
     return kept, len(stored) - len(kept)
 
 
 def _parts(described: str, tensor: Tensor, stored: Stored) -> Iterator[tuple[str, Tensor]]:
-    """Our tensors, by name, that one of theirs holds."""
+    """The native tensors, by name, that a Hugging Face tensor holds."""
     shape = tensor.shape[::-1] if stored.transposed else tensor.shape
     parts = len(stored.parts)
     if parts > 1:
         if not shape or shape[-1] % parts:
-            raise ValueError(f"Tensor {described} is {shape}, which is not {parts} side by side.")
+            raise ValueError(f"Tensor {described} is {shape}, which does not split into {parts}.")
         shape = (*shape[:-1], shape[-1] // parts)
 
     def read(number: int, part: Part = ()) -> np.ndarray:
-        if parts > 1:  # Of their columns, those of this part.
+        if parts > 1:  # Take the columns of this part.
             *rows, columns = part or tuple(slice(0, size) for size in shape)
             first = number * shape[-1]
             part = *rows, slice(first + columns.start, first + columns.stop)
@@ -217,27 +217,27 @@ def _sharded(index: pathlib.Path, read: Callable[[pathlib.Path], Tensors]) -> Te
         path = index.parent / shard
         if not path.is_file():
             raise ValueError(f"{path} is missing; {index} names it.")
-        found = read(path)
+        contents = read(path)
         if lacking := [
-            name for name, place in assigned.items() if place == shard and name not in found
+            name for name, place in assigned.items() if place == shard and name not in contents
         ]:
             raise ValueError(
                 f"{path} lacks the tensor {lacking[0]}, which {index} assigns to it; fetch both "
                 "again."
             )
-        copies = [name for name in found if assigned.get(name, shard) != shard]
+        copies = [name for name in contents if assigned.get(name, shard) != shard]
         if copies:
             more = f" and copies of {len(copies) - 1} more" if copies[1:] else ""
             logging.warning(
-                "%s holds a copy of %s%s; what %s assigns to another file is read there.",
+                "%s holds a copy of %s%s; tensors are read from the file that %s names.",
                 path, copies[0], more, index,
             )  # fmt: skip
-        if twice := [name for name in found if name in tensors and name not in assigned]:
+        if twice := [name for name in contents if name in tensors and name not in assigned]:
             raise ValueError(
                 f"{path} and another file of {index.parent} hold the tensor {twice[0]}, and "
                 f"{index} does not say which one is right; fetch them again."
             )
-        tensors |= {name: found[name] for name in found if name not in copies}
+        tensors |= {name: contents[name] for name in contents if name not in copies}
     return tensors
 
 

@@ -40,11 +40,11 @@ from speculative.vocabulary import BYTES
 
 Storage = Literal["float32", "bfloat16", "int8"]  # The number formats in which models are saved.
 VERSION = 1
-CHECKSUM = "checksum"  # The description's entry with its own; the first ones have none.
+CHECKSUM = "checksum"  # The entry with the description's own checksum; the oldest have none.
 SCALE = ".scale"  # The end of the name of an int8 tensor's scales.
-FILE_BYTES = 14 * 2**20  # Of a small model's largest file: some hosts of repositories refuse more.
-BIG = 2**30  # Models of more bytes have larger files.
-BIG_FILE_BYTES = 2**27  # All of one is in memory while it is written.
+FILE_BYTES = 14 * 2**20  # A small model's largest file: some repository hosts refuse more.
+BIG = 2**30  # Models with more bytes have larger files.
+BIG_FILE_BYTES = 2**27  # A whole file is in memory while it is written.
 # The number formats that are read, by their names in safetensors.
 KINDS = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "F64": "float64", "I8": "int8"}
 
@@ -61,9 +61,9 @@ def quantize(name: str, value: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def checksum(description: Fields) -> str:
-    """SHA-256, in hexadecimal, of what a `config.json` says except its own checksum."""
-    said = {key: value for key, value in description.items() if key != CHECKSUM}
-    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
+    """SHA-256, in hexadecimal, of a `config.json`'s entries except its own checksum."""
+    entries = {key: value for key, value in description.items() if key != CHECKSUM}
+    return hashlib.sha256(json.dumps(entries, sort_keys=True).encode()).hexdigest()
 
 
 def save(
@@ -77,7 +77,7 @@ def save(
     made_for: MadeFor | None = None,
     training_minutes: float | None = None,
 ) -> None:
-    """Writes parameters that are in memory, see `write`, and a copy of a vocabulary's file."""
+    """Writes parameters that are in memory, see `write`, and a copy of a vocabulary file."""
     path = pathlib.Path(vocabulary) if vocabulary else None
     if path and path.name != BYTES and not path.is_file():
         raise ValueError(f"There is no vocabulary at {path}.")
@@ -96,7 +96,7 @@ def write(folder: str | pathlib.Path, checkpoint: Checkpoint, storage: str | Non
     """Writes a new folder, whole or not at all, with the tensors of one file in memory at a time.
 
     `storage` is one of `Storage`, by default the format that loses nothing; int8 stores kernels
-    and embeddings as such, and the other tensors in float32. Raises ValueError if the folder
+    and embeddings in int8, and the other tensors in float32. Raises ValueError if the folder
     exists or a parameter is not finite, and OSError if the disk is full.
     """
     storage = storage or checkpoint.dtype
@@ -112,7 +112,7 @@ def write(folder: str | pathlib.Path, checkpoint: Checkpoint, storage: str | Non
 
     with written(folder) as unfinished:
         vocabulary = checkpoint.store_vocabulary(unfinished)
-        # Less than the limit, for there are a header and the scales too.
+        # The limit is lower here, because the header and the scales need space too.
         write_tensors(unfinished, sizes, limit - 2**17, values)
         description: dict[str, Any] = {
             "format": format_of(checkpoint.config),
@@ -123,8 +123,8 @@ def write(folder: str | pathlib.Path, checkpoint: Checkpoint, storage: str | Non
             "model": checkpoint.config.to_json(),
             "sha256": {path.name: sha256(path) for path in sorted(unfinished.iterdir())},
         }
-        if said := checkpoint.special.to_json():
-            description["special_tokens"] = said
+        if special := checkpoint.special.to_json():
+            description["special_tokens"] = special
         if checkpoint.made_for:
             description["made_for"] = checkpoint.made_for._asdict()
         if checkpoint.training_minutes is not None:
@@ -149,7 +149,7 @@ def open(folder: str | pathlib.Path) -> Checkpoint:
             f"{where} is of format {kind!r}, version {version}; this program reads "
             f"version {VERSION} of {', '.join(FAMILIES)}."
         )
-    if description.get(CHECKSUM, given := checksum(description)) != given:
+    if description.get(CHECKSUM, computed := checksum(description)) != computed:
         raise ValueError(
             f"{where} was altered: its checksum is not that of its contents; fetch the checkpoint "
             "again."
@@ -164,7 +164,7 @@ def open(folder: str | pathlib.Path) -> Checkpoint:
     name, extra_ids = description["vocabulary"], description.get("extra_ids", 0)
     vocabulary = None if name is None else folder / plain(name, where)
     if vocabulary in recorded and not vocabulary.exists():
-        shared = folder.parent / vocabulary.name  # By checkpoints that lie side by side.
+        shared = folder.parent / vocabulary.name  # Checkpoints in neighbouring folders share it.
         if shared.is_file():
             recorded[shared], vocabulary = recorded.pop(vocabulary), shared
     if lost := [path for path in recorded if not path.is_file()]:
@@ -172,12 +172,12 @@ def open(folder: str | pathlib.Path) -> Checkpoint:
     vocabulary = pathlib.Path(BYTES) if name == BYTES else vocabulary
     missing = "" if CHECKSUM in description else f" but {CONFIG}, as older versions wrote it"
     checksums = Checksums(recorded, f"of every file{missing}")
-    with reading(where, "says badly which tokens are special"):
+    with reading(where, "has malformed special_tokens"):
         special = SpecialTokens.from_json(description.get("special_tokens", {}))
-    with reading(where, "says badly which target it was made for"):
-        said = description.get("made_for")
-        made_for = said and MadeFor(said["name"], tuple(map(float, said["fingerprint"])))
-    with reading(where, "says badly how long it was trained"):
+    with reading(where, "has a malformed made_for"):
+        entry = description.get("made_for")
+        made_for = entry and MadeFor(entry["name"], tuple(map(float, entry["fingerprint"])))
+    with reading(where, "has malformed training_minutes"):
         minutes = description.get("training_minutes")
         minutes = None if minutes is None else float(minutes)
     try:
@@ -193,7 +193,7 @@ def open(folder: str | pathlib.Path) -> Checkpoint:
 def _tensors(
     folder: pathlib.Path, checksums: Checksums, paths: Iterable[pathlib.Path]
 ) -> dict[str, Tensor]:
-    """The tensors, dequantized when they are read, of a folder's safetensors files."""
+    """The tensors of a folder's safetensors files, dequantized when they are read."""
     stored: dict[str, Tensor] = {}
     for path in paths:
         if path.suffix == ".safetensors":
@@ -237,7 +237,7 @@ def read_safetensors(
 
     def read(name: str, part: Part = ()) -> np.ndarray:
         verify()
-        # The file is opened for each tensor: the pages read of an open file stay in memory.
+        # The file is opened for each tensor: pages read from an open file stay in memory.
         with reading(path), safe_open(path, framework="numpy") as file:
             return file.get_slice(name)[part] if part else file.get_tensor(name)
 
@@ -248,7 +248,7 @@ def read_safetensors(
             for name in list(file.keys()):
                 part = file.get_slice(name)
                 shape, kind = tuple(part.get_shape()), part.get_dtype()
-                # Others are refused where a model uses them: see `Checkpoint`.
+                # Other formats are refused where a model uses them: see `Checkpoint`.
                 dtype = KINDS.get(kind, str(kind))
                 tensors[name] = Tensor(shape, dtype, functools.partial(read, name))
     return tensors

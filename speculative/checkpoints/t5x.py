@@ -1,6 +1,6 @@
-"""T5X's checkpoints of version 3: a msgpack index, and one zarr array for each parameter.
+"""T5X checkpoints of version 3: a msgpack index, and one zarr array for each parameter.
 
-Scanned layers, as of scalable_t5 and of Flaxformer's umT5, are read; t5x itself is not needed.
+Scanned layers, as in scalable_t5 and Flaxformer's umT5, are read; t5x itself is not needed.
 """
 
 import functools
@@ -21,7 +21,7 @@ from speculative.types import EOS_ID, PAD_ID
 INDEX, VERSION = "checkpoint", 3
 WAIT, WAIT_FOR_VALUES = 8, 600
 """Seconds for a bucket's answer, and for a part of a tensor; TensorStore tries for much longer."""
-MOST_LAYERS = 1000  # That are scanned, of which an index may claim any number.
+MOST_LAYERS = 1000  # Scanned layers that are read; an index may claim any number.
 CHUNK_BYTES = 64 * 2**20  # The largest chunk of an array; T5X aims at the same.
 
 
@@ -37,8 +37,8 @@ def kvstore(folder: str | pathlib.Path) -> dict[str, str]:
 def open(folder: str | pathlib.Path) -> Checkpoint:
     """Opens a checkpoint folder (``.../checkpoint_1000``); the optimizer's state is not read.
 
-    The configuration follows from the tensors' shapes; `T5Names.infer` says what they do not show.
-    Raises ValueError if the folder is no T5X checkpoint of a T5, or a tensor does not fit.
+    The configuration follows from the tensors' shapes; for the rest see `T5Names.infer`.
+    Raises ValueError if the folder is not a T5X checkpoint of a T5, or a tensor does not fit.
     """
     tensors, index = {}, f"{folder}/{INDEX}"
     with reading(index):
@@ -62,9 +62,9 @@ def open(folder: str | pathlib.Path) -> Checkpoint:
 
 
 def write(folder: str | pathlib.Path, checkpoint: Checkpoint, dtype: str | None = None) -> None:
-    """Writes as `native.write`; ValueError also if the model is no encoder-decoder.
+    """Writes as `native.write`; ValueError also if the model is not an encoder-decoder.
 
-    T5X expects a folder's name like ``checkpoint_1000``. The index says training step 0.
+    T5X expects a folder name like ``checkpoint_1000``. The index has training step 0.
     """
     names_of(checkpoint.config).require_t5x(checkpoint.config, checkpoint.location)
     special = checkpoint.special
@@ -78,7 +78,7 @@ def write(folder: str | pathlib.Path, checkpoint: Checkpoint, dtype: str | None 
             )
     if special.added:
         logging.warning(
-            "T5X's format holds no added tokens, of which %s has %s: %s.",
+            "T5X's format holds no added tokens; %s has %s that are left out: %s.",
             *(checkpoint.location, len(special.added)),
             ", ".join(repr(token.content) for token in special.added[:5]),
         )
@@ -108,20 +108,20 @@ def _tensors(folder: str | pathlib.Path, path: tuple[str, ...], leaf: Any) -> di
     """A leaf's tensor by name, or one for each layer if layers are scanned (along axis 1)."""
     name = "/".join(path)
     if isinstance(leaf, dict):
-        # Older versions of T5X wrote absolute paths; the array is always beside the index.
+        # Older versions of T5X wrote absolute paths; the array is always next to the index.
         array = plain(leaf["kvstore"]["path"].rstrip("/").rpartition("/")[2], f"{folder}/{INDEX}")
         shape, dtype = tuple(leaf["metadata"]["shape"]), leaf["dtype"]
         read = functools.partial(_read_zarr, folder, name, array, shape)
     else:
         value = np.asarray(leaf)
         shape, dtype, read = value.shape, str(value.dtype), value.__getitem__
-    if path[1:2] not in (("layers",), path[:1]):  # The latter as in `encoder/encoder/mlp/…`.
+    if path[1:2] not in (("layers",), path[:1]):  # The latter is `encoder/encoder/mlp/…`.
         return {name: Tensor(shape, dtype, lambda part=(): read(part or ...))}
     if shape[1] > MOST_LAYERS:
         raise ValueError(f"{folder}/{INDEX} has {shape[1]} layers; at most {MOST_LAYERS} are read.")
     parts = ["relative_posemb" if part == "relpos_bias" else part for part in path[2:]]
     layer = shape[0], *shape[2:]
-    if len(layer) == 3:  # Flaxformer keeps heads apart: [D, N, H], and [N, H, D] of `out`.
+    if len(layer) == 3:  # Flaxformer has an axis for heads: [D, N, H], and [N, H, D] in `out`.
         a, b, c = layer
         layer = (a * b, c) if "out" in parts else (a, b * c)
     return {
@@ -144,13 +144,13 @@ def _read_zarr(
     with reading(f"Tensor {name} of {folder} ({path})"):
         array = _answer(tensorstore.open(store, read=True, open=True), folder, WAIT)
         if array.shape != shape or array.dtype.name not in FLOATS:
-            found = f"{array.shape} of {array.dtype.name}"
-            raise ValueError(f"it is {found} on disk, but {shape} in the index")
+            stored = f"{array.shape} of {array.dtype.name}"
+            raise ValueError(f"it is {stored} on disk, but {shape} in the index")
         chunks = array.chunk_layout.read_chunk.shape or shape
         if any((chunk or 0) > size for chunk, size in zip(chunks, shape, strict=True)):
             raise ValueError(f"its chunks of {chunks} are larger than itself, {shape}")
         chosen = array[index][tensorstore.d[:].translate_to[0]]
-        # A quarter at a time: decompressing takes several times the memory of its result.
+        # Read a quarter at a time: decompressing takes several times the memory of its result.
         chunk, length = chunks[0] or shape[0], chosen.shape[0]
         rows = -(-length // (4 * chunk)) * chunk
         value = np.empty(chosen.shape, chosen.dtype.numpy_dtype)
@@ -161,11 +161,11 @@ def _read_zarr(
 
 
 def _answer(future: tensorstore.Future[Any], folder: str | pathlib.Path, seconds: float) -> Any:
-    """What TensorStore answers; TimeoutError names the folder from which no answer comes."""
+    """TensorStore's answer; TimeoutError names the folder if no answer comes."""
     try:
         return future.result(timeout=seconds)
     except TimeoutError:
         raise TimeoutError(
-            f"{folder} cannot be read: no answer within {seconds} seconds; look whether there is "
-            "a network."
+            f"{folder} cannot be read: no answer within {seconds} seconds; check the "
+            "network connection."
         ) from None

@@ -1,4 +1,4 @@
-"""What a Hugging Face folder says of special tokens, and of how its model is to generate."""
+"""Special tokens and generation settings of Hugging Face folders."""
 
 import pathlib
 from collections.abc import Iterator
@@ -13,14 +13,14 @@ from speculative.vocabulary import Vocabulary
 GENERATION, ADDED = "generation_config.json", "added_tokens.json"
 TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
 TEMPLATE = "chat_template.jinja"
-MAP = "special_tokens_map.json"  # What older versions wrote beside the tokenizer's configuration.
-# The pieces that texts of a T5 may spell, by their names in a tokenizer's configuration.
+MAP = "special_tokens_map.json"  # Older versions wrote it as well as the configuration.
+# The pieces that a T5's texts may spell out, by their names in a tokenizer's configuration.
 SPELLED = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
 ADDITIONAL = "additional_special_tokens", "extra_special_tokens"
 
 _SAMPLED = {"temperature": 1.0, "top_k": 50, "top_p": 1.0, "min_p": None}
-# Settings of a generation that change outputs, with the values that change nothing, and the option
-# that does the same here.
+# Generation settings that change outputs, with the values that change nothing, and the option that
+# does the same here.
 _APPLIED_THERE: dict[str, tuple[tuple[Any, ...], str]] = {
     "do_sample": ((False,), "--temperature 1"),
     **{name: ((value,), f"--{name}") for name, value in _SAMPLED.items()},
@@ -49,13 +49,13 @@ _APPLIED_THERE: dict[str, tuple[tuple[Any, ...], str]] = {
 
 
 def read(folder: pathlib.Path, settings: Fields, encoder: bool) -> tuple[SpecialTokens, str]:
-    """What a folder says of its tokens, and a sentence about what is asked for and not applied.
+    """A folder's special tokens, and a sentence about generation settings that are not applied.
 
-    `settings` are those of its `config.json`. As in transformers, `generation_config.json` comes
-    before them; where it is a copy of them that no longer agrees, ends of both are ends.
+    `settings` are those of its `config.json`. As in transformers, `generation_config.json` takes
+    precedence; if it is a copy of them that no longer agrees, the end tokens of both end a text.
 
     Raises ValueError if the two, or two files about added tokens, contradict each other, or if an
-    id is none.
+    id is not valid.
     """
     generation = read_json(path) if (path := folder / GENERATION).is_file() else {}
     sources = [(folder / GENERATION, generation), (folder / CONFIG, settings)]
@@ -63,7 +63,7 @@ def read(folder: pathlib.Path, settings: Fields, encoder: bool) -> tuple[Special
     if encoder:
         start = _ids(sources, "decoder_start_token_id") or _ids(sources, "bos_token_id")
         start = start or _ids(sources, "pad_token_id")
-    else:  # It stands before an empty prompt alone, and may be transformers' default.
+    else:  # It precedes only an empty prompt, and may be transformers' default.
         start = tuple(i for i in _ids(sources, "bos_token_id") if i < settings["vocab_size"])
     pad = _ids(sources, "pad_token_id")
     tokenizer = dict(read_json(path)) if (path := folder / MAP).is_file() else {}
@@ -71,14 +71,14 @@ def read(folder: pathlib.Path, settings: Fields, encoder: bool) -> tuple[Special
     named = {name: _spelling(tokenizer.get(name)) for name in SPELLED}
     padding = named["pad_token"] or SPELLED["pad_token"]
     added = _added(folder, tokenizer)
-    # Padding that the tokenizer adds has no row: it is never read, nor written.
+    # Padding that the tokenizer adds has no row: it is neither read nor written.
     rows = settings["vocab_size"]
     added = [one for one in added if one.content != padding or one.id < rows]
     spelled = [named[name] or usual for name, usual in SPELLED.items()]
     added = [one._replace(special=one.special or one.content in spelled) for one in added]
     for name in ADDITIONAL:
         spelled += filter(None, map(_spelling, tokenizer.get(name) or ()))
-    found = SpecialTokens(
+    special = SpecialTokens(
         ends,
         next(iter(start), None),
         next(iter(pad), None),
@@ -93,16 +93,16 @@ def read(folder: pathlib.Path, settings: Fields, encoder: bool) -> tuple[Special
     each = [_ids([source, (folder, {})], "eos_token_id") for source in sources]
     if all(each) and {*each[0]}.isdisjoint(each[1]):
         note = (
-            f"{folder / GENERATION} is a copy of {CONFIG} that says another eos_token_id, each of "
-            f"which ends a text: {', '.join(map(str, ends))}. {note}".strip()
+            f"{folder / GENERATION} is a copy of {CONFIG} with another eos_token_id; each of them "
+            f"ends a text: {', '.join(map(str, ends))}. {note}".strip()
         )
-    return found, note
+    return special, note
 
 
 def written(
     special: SpecialTokens, vocabulary: Vocabulary | None, encoder: bool
 ) -> tuple[Fields, Fields]:
-    """What `config.json` and `tokenizer_config.json` say of these tokens."""
+    """The entries of `config.json` and `tokenizer_config.json` for these tokens."""
     ends, start = special.eos_ids, special.start_id
     if vocabulary is not None:
         ends, start = vocabulary.eos_ids, vocabulary.start_id
@@ -138,42 +138,42 @@ def written(
 
 
 def _template(folder: pathlib.Path, tokenizer: Fields) -> str | None:
-    """The chat template: a file's or, of those in the tokenizer's configuration, the usual one."""
+    """The chat template: a file's, or else the default one in the tokenizer's configuration."""
     if (path := folder / TEMPLATE).is_file():
         return text(path)
-    said = tokenizer.get("chat_template")
-    if isinstance(said, list):
+    template = tokenizer.get("chat_template")
+    if isinstance(template, list):
         with reading(folder / TOKENIZER_CONFIG, "lists chat templates badly"):
-            named = {one["name"]: one["template"] for one in said}
-            said = named.get("default", next(iter(named.values()), None))
-    return said if isinstance(said, str) and said else None
+            named = {one["name"]: one["template"] for one in template}
+            template = named.get("default", next(iter(named.values()), None))
+    return template if isinstance(template, str) and template else None
 
 
 def _ids(sources: list[tuple[pathlib.Path, Fields]], name: str) -> tuple[int, ...]:
-    """The tokens that one of the files names, the first first; ValueError if they contradict."""
-    found: list[tuple[int, ...]] = []
+    """The tokens that the files name, by preference the first; ValueError if they contradict."""
+    by_file: list[tuple[int, ...]] = []
     for path, fields in sources:
         value = fields.get(name)
         with reading(path):
             listed = value if isinstance(value, list) else [] if value is None else [value]
-            if name == "pad_token_id":  # Some say -1 for none.
+            if name == "pad_token_id":  # Some files have -1 for none.
                 listed = [one for one in listed if one != -1]
-            found.append(tuple(dict.fromkeys(token_id(f"{name} of {path}", i) for i in listed)))
-    first, second = found
+            by_file.append(tuple(dict.fromkeys(token_id(f"{name} of {path}", i) for i in listed)))
+    first, second = by_file
     if name == "pad_token_id" or not (first and second) or {*first} & {*second}:
         return first or second
     (generation, fields), (config, _) = sources
     if not fields.get("_from_model_config"):
-        said = " and ".join(
+        both = " and ".join(
             f"{', '.join(map(str, ids))} in {path}"
             for path, ids in ((generation, first), (config, second))
         )
-        raise ValueError(f"The {name} is {said}, which contradict each other; correct one of them.")
+        raise ValueError(f"The {name} is {both}, which contradict each other; correct one of them.")
     return (*second, *first) if name == "eos_token_id" else first
 
 
 def _spelling(value: object) -> str | None:
-    """A token's text, of a text or of an object with its flags."""
+    """A token's text, given as a string or as an object with its flags."""
     value = value.get("content") if isinstance(value, dict) else value
     return value if isinstance(value, str) and value else None
 
@@ -213,8 +213,8 @@ def _listed(folder: pathlib.Path, tokenizer: Fields) -> Iterator[tuple[pathlib.P
 
 
 def _not_applied(folder: pathlib.Path, settings: Fields) -> str:
-    """A sentence about settings that change transformers' outputs and not ours; or nothing."""
-    asked: list[str] = []
+    """A sentence about settings that change transformers' outputs but not ours; or nothing."""
+    ignored: list[str] = []
     for name, (nothing, option) in _APPLIED_THERE.items():
         value = settings.get(name)
         if value is None or value in nothing or value in ([], {}):
@@ -222,8 +222,8 @@ def _not_applied(folder: pathlib.Path, settings: Fields) -> str:
         if name in _SAMPLED and not settings.get("do_sample"):
             continue
         option = option + f" {value}" if option.startswith("--") and name != "do_sample" else option
-        asked.append(f"{name} {value}" + (f" ({option})" if option else ""))
-    if not asked:
+        ignored.append(f"{name} {value}" + (f" ({option})" if option else ""))
+    if not ignored:
         return ""
     place = folder / (GENERATION if (folder / GENERATION).is_file() else CONFIG)
-    return f"{place} asks for what is not applied unless you ask for it: {', '.join(asked)}."
+    return f"{place} has settings that are not applied by default: {', '.join(ignored)}."

@@ -1,6 +1,6 @@
-"""What `speculative <command>` does: each command's options, checked before anything is loaded.
+"""The commands of `speculative`: their options are checked before anything is loaded.
 
-JAX is imported only by a command that runs.
+JAX is imported only when a command runs.
 """
 
 import argparse
@@ -13,24 +13,24 @@ from speculative import checks
 from speculative.settings import Settings
 
 SETTINGS: dict[str, Any] = {field.name: field.default for field in dataclasses.fields(Settings)}
-"""The fields of `Settings`, with the values they have where nothing else is said."""
+"""The fields of `Settings` and their defaults."""
 
 OF_RUN = {"example", "source_length", "logprobs", "processors", "batch_size", "show_special"}
-"""Those of all texts alike, which lines of results do not tell."""
+"""Fields that are the same for all texts, which lines of results leave out."""
 
 MAX_LENGTH = 1024  # The longest output; a generation's cache is sized for it.
 
 
 class Command(NamedTuple):
-    """A subcommand: one line of help, its options, and what it does with them."""
+    """A subcommand: one line of help, its options, and the function that runs it."""
 
     help: str
     add_options: Callable[[argparse.ArgumentParser], None]
-    run: Callable[[argparse.Namespace], int | None]  # Gives the exit code; None is 0.
+    run: Callable[[argparse.Namespace], int | None]  # Returns the exit code; None is 0.
 
 
 def whole(low: int, high: int) -> Callable[[str], int]:
-    """An option's type: a whole number of a range."""
+    """An option's type: a whole number in a range."""
 
     def parse(text: str) -> int:
         with contextlib.suppress(ValueError):
@@ -43,19 +43,19 @@ def whole(low: int, high: int) -> Callable[[str], int]:
     return parse
 
 
-AUTO = "auto"  # Instead of a tree's number of guesses: `rows.usual_tree`.
+AUTO = "auto"  # In place of a tree's number of guesses; see `rows.usual_tree`.
 
 
 def nodes(text: str) -> int | str:
-    """The type of a number of guesses of a tree: a whole number, or `AUTO`."""
+    """The type of a tree's number of guesses: a whole number or `AUTO`."""
     with contextlib.suppress(argparse.ArgumentTypeError):
         return text if text == AUTO else whole(0, checks.MAX_NODES)(text)
-    said = f"must be a whole number from 0 to {checks.MAX_NODES} or {AUTO}, not {text!r}"
-    raise argparse.ArgumentTypeError(said)
+    message = f"must be a whole number from 0 to {checks.MAX_NODES} or {AUTO}, not {text!r}"
+    raise argparse.ArgumentTypeError(message)
 
 
 def mesh(text: str) -> str:
-    """The type of the axes of a mesh: a text like ``data:2,model:4``."""
+    """The type of a mesh's axes: a text like ``data:2,model:4``."""
     try:
         checks.mesh("", text)
     except checks.SettingError as error:
@@ -66,51 +66,49 @@ def mesh(text: str) -> str:
 OPTIONS = {
     "--target": "checkpoint folder or name (debian_target)",
     "--draft": "checkpoint folder or name; uniform, unigram, bigram, trigram, copy or suffix; a "
-    "table of speculative count, FILE.npz; a checkpoint mixed with a lookup, NAME+copy or "
-    "NAME+suffix (the shipped one of the target)",
+    "table made by speculative count, FILE.npz; a checkpoint mixed with a lookup, NAME+copy or "
+    "NAME+suffix (the target's bundled draft)",
     "--vocabulary FILE": "SentencePiece model for a checkpoint without one, or 'bytes' (ByT5)",
-    "--dtype": "of weights and products (as configured; or bfloat16 on an accelerator where all "
-    "weights are stored in it, and float32 elsewhere)",
-    "--quantize": "hold the target's kernels in int8, which then is the target, and with "
-    "int8-activations round inputs of products too (none)",
-    "--quantize_draft": "likewise the draft's (on a CPU int8-activations, elsewhere none)",
-    "--mesh AXES": "devices that share the target: model:4 has a quarter of each kernel on each of "
-    "four, data:2,model:4 also half of each batch (one device)",
-    "--draft_mesh AXES": "likewise the draft, by the same devices (each has all of it)",
-    "--task NAME": "the task whose prefix, metric and texts are taken",
-    "--data_file [TASK=]FILE": "texts of a task: .tsv, .jsonl, .txt, two parallel files with a "
-    "comma between, or tfds:NAME",
+    "--dtype": "format of weights and products (as configured; or bfloat16 on an accelerator if "
+    "all weights are stored in it, and float32 otherwise)",
+    "--quantize": "round the target's kernels to int8 and take the result as the target; "
+    "int8-activations also rounds the inputs of products (none)",
+    "--quantize_draft": "the same for the draft (int8-activations on a CPU, none elsewhere)",
+    "--mesh AXES": "devices that share the target: model:4 puts a quarter of each kernel on each "
+    "of four, data:2,model:4 also splits each batch in half (one device)",
+    "--draft_mesh AXES": "the same for the draft, on the same devices (each has all of it)",
+    "--task NAME": "the task whose prefix, metric and texts are used",
+    "--data_file [TASK=]FILE": "texts of a task: .tsv, .jsonl, .txt, two parallel files separated "
+    "by a comma, or tfds:NAME",
     "--columns NAMES": "SOURCE,REFERENCE or SOURCE, in .tsv, .jsonl or TFDS",
     "--prefix TEXT": "words to put before each text (none, or the task's)",
     "--metric NAME": "bleu, rouge, rougeL, rougeLsum (or the task's)",
-    "--module MODULE": "import it first: it registers tasks (speculative.tasks.register, or seqio)",
-    "--gamma N": "guesses a step (5, or as configured)",
+    "--module MODULE": "import it first to register tasks (speculative.tasks.register, or seqio)",
+    "--gamma N": "guesses per step (5, or as configured)",
     "--temperature T": "0 is argmax (0, or as configured)",
-    "--top_k K": "the K likeliest tokens; 0 is all (0)",
+    "--top_k K": "keep the K likeliest tokens; 0 keeps all (0)",
     "--top_p P": "nucleus, in (0, 1] (1)",
-    "--min_p P": "tokens of at least P times the greatest probability, in [0, 1] (0, all)",
-    "--verification RULE": "how guesses are verified, a name of speculative.decoding.rules.RULES "
+    "--min_p P": "keep tokens of at least P times the greatest probability, in [0, 1] (0, all)",
+    "--verification RULE": "how guesses are verified, a name in speculative.decoding.rules.RULES "
     "(token)",
-    "--tree N": "guesses of a step's tree, of which gamma is the depth, at T = 0 or with "
-    "--verification coupled; 0 is a chain, auto as many as the device verifies in the time of few "
-    "(0)",
+    "--tree N": "guesses in a step's tree, whose depth is gamma, at T = 0 or with --verification "
+    "coupled; 0 is a chain, auto is as many as the device verifies in about the time of a few (0)",
     "--lenience L": "in (0, 1]; below 1 more guesses are accepted, but outputs are not exact (1)",
-    "--source_length S": "tokens to which longer texts are cut, or of random sources (as "
+    "--source_length S": "tokens to which longer texts are cut, or that random sources have (as "
     "configured, or whole texts and 64)",
-    "--batch_size N": "texts that are decoded together, each as it would be alone (1, in evaluate "
-    "16)",
-    "--topology NAME": "a TPU, of which one chip is used, or with --mesh several: v4-8, v4-32, "
-    "v5e-1, v5p-8, v6e-1 and other slices, or present, this machine's devices (v4-8)",
+    "--batch_size N": "texts decoded together, each as if alone (1; in evaluate 16)",
+    "--topology NAME": "a TPU slice, of which one chip is used, or several with --mesh: v4-8, "
+    "v4-32, v5e-1, v5p-8, v6e-1 and others, or present, this machine's devices (v4-8)",
     "--family NAME": "other models for a table: T5 v1.0 of 11B parameters (v1_0) or 3B (v1_0_3b), "
     "whose public weights know the paper's tasks",
-    "--weights": "true sizes, no checkpoints",
-    "--seed": "of all random numbers (0, or as configured)",
-    "--max_length TOKENS": f"where an output is cut, at most {MAX_LENGTH} (128)",
-    "--limit N": "texts of each task or row (all, or as configured)",
+    "--weights": "use weights of the true sizes, without checkpoints",
+    "--seed": "seed of all random numbers (0, or as configured)",
+    "--max_length TOKENS": f"length at which outputs are cut, at most {MAX_LENGTH} (128)",
+    "--limit N": "texts per task or row (all, or as configured)",
     "--output_dir DIR": "where results are written (%(default)s)",
     "--gin BINDING": "a binding that overrides each row, like 'RowConfig.gamma = 3'",
 }
-"""Options that several commands have, with what is said of each."""
+"""Options that several commands share, with their help texts."""
 
 KINDS: dict[str, Any] = {
     "--dtype": ("float32", "bfloat16"),
@@ -127,7 +125,7 @@ KINDS: dict[str, Any] = {
     "--max_length": whole(1, MAX_LENGTH),
     "--limit": whole(1, 10**6),
 }
-"""Those that are no texts: what reads them, or the values that they may have."""
+"""Types of options whose values are not texts, or the values that they may have."""
 
 DEFAULTS = {"target": "debian_target", "topology": "v4-8", "max_length": 128, "gin": []}
 
@@ -135,15 +133,15 @@ DEFAULTS = {"target": "debian_target", "topology": "v4-8", "max_length": 128, "g
 def option(
     parser: argparse._ActionsContainer, shown: str, said: str, kind: Any = str, **more: Any
 ) -> None:
-    """Adds an option that has a value, shown as `--name VALUE`; for its kind see `KINDS`."""
+    """Adds an option with a value, shown as `--name VALUE`; for its kind see `KINDS`."""
     name, _, metavar = shown.partition(" ")
     more["choices" if isinstance(kind, tuple) else "type"] = kind
     parser.add_argument(name, metavar=metavar or None, help=said, **more)
 
 
 def add_options(parser: argparse._ActionsContainer, *names: str, **defaults: Any) -> None:
-    """Adds some of `OPTIONS`, with other defaults than `DEFAULTS` by name without the dashes."""
-    known = {shown.partition(" ")[0]: (shown, said) for shown, said in OPTIONS.items()}
+    """Adds some of `OPTIONS`; `defaults`, by name without dashes, override `DEFAULTS`."""
+    known = {shown.partition(" ")[0]: (shown, text) for shown, text in OPTIONS.items()}
     for name in names:
         more = {"default": (DEFAULTS | defaults).get(name.removeprefix("--"))}
         if name in ("--data_file", "--gin"):
@@ -152,5 +150,5 @@ def add_options(parser: argparse._ActionsContainer, *names: str, **defaults: Any
 
 
 def chosen(options: Any, names: Iterable[str]) -> dict[str, Any]:
-    """Those of a namespace's values, by name, that are there."""
+    """The named values of a namespace that are set."""
     return {name: value for name in names if (value := getattr(options, name, None)) is not None}

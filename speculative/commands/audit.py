@@ -1,4 +1,4 @@
-"""`audit` and `verify`: whether samples, another program's or our own, are a target's own."""
+"""`audit` and `verify`: test whether samples, another program's or ours, are a target's own."""
 
 import argparse
 import contextlib
@@ -10,7 +10,13 @@ from speculative.commands import SETTINGS, Command, add_options, option, rows, w
 
 
 def _add_verdict(parser: argparse.ArgumentParser) -> None:
-    option(parser, "--false_alarm P", "(0.001)", _false_alarm, default=0.001)
+    option(
+        parser,
+        "--false_alarm P",
+        "probability of a false alarm (0.001)",
+        _false_alarm,
+        default=0.001,
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object with every test")
 
 
@@ -23,8 +29,8 @@ def _false_alarm(text: str) -> float:
 
 def _add_verify(parser: argparse.ArgumentParser) -> None:
     rows.add_row(parser)
-    said = "beginnings of each prompt (1024)"
-    option(parser, "--samples", said, whole(1, 10**6), default=1024)
+    text = "beginnings of outputs sampled per prompt (1024)"
+    option(parser, "--samples", text, whole(1, 10**6), default=1024)
     _add_verdict(parser)
 
 
@@ -41,8 +47,8 @@ def _add_audit(parser: argparse.ArgumentParser) -> None:
     option(
         parser,
         "--samples FILE",
-        "a JSON object a line, as generate --json prints it: prompt or prompt_tokens, tokens and, "
-        "if known, logprobs",
+        "one JSON object per line, as printed by generate --json: prompt or prompt_tokens, tokens "
+        "and, if known, logprobs",
         required=True,
     )
     add_options(parser, "--target", "--vocabulary", "--dtype", "--quantize", "--mesh")
@@ -52,7 +58,7 @@ def _add_audit(parser: argparse.ArgumentParser) -> None:
     faulty = parser.add_argument_group(
         "power", "Samples that pass are compared with those of faulty decoders, simulated here."
     )
-    faulty.add_argument("--power", action="store_true", help="tell which faults they would show")
+    faulty.add_argument("--power", action="store_true", help="show which faults they would reveal")
     add_options(faulty, "--draft", "--gamma", gamma=5)
 
 
@@ -68,20 +74,21 @@ def _audit(options: argparse.Namespace) -> int:
     own = loading.DRAFTS.get(options.target, "uniform")
     draft = own if options.draft is None else options.draft
     models = options.target, draft, options.dtype, options.vocabulary
-    found = loading.resolve(*models, quantize=options.quantize, mesh=options.mesh)
-    vocabulary, decoder_only = found.vocabulary, loading.model_of(found.target.config).decoder_only
-    asked = options.gamma, options.max_length, vocabulary.eos_ids
-    config = Decoding(vocabulary.size, sampling, *asked)
+    resolved = loading.resolve(*models, quantize=options.quantize, mesh=options.mesh)
+    vocabulary = resolved.vocabulary
+    decoder_only = loading.model_of(resolved.target.config).decoder_only
+    limits = options.gamma, options.max_length, vocabulary.eos_ids
+    config = Decoding(vocabulary.size, sampling, *limits)
     encode = vocabulary.prompt if decoder_only else vocabulary.encode
     samples = audit.read(pathlib.Path(options.samples), encode, config)
     audit.require_enough(samples, sampling)
     seed = options.seed or 0
     with progress.bar(options.target) as on_progress:
         on_progress("loading", 0)
-        pair = found.load()
+        pair = resolved.load()
         result = audit.audit(pair, samples, sampling, options.false_alarm, on_progress, seed)
-        told, power = result.passed and not sampling.greedy, []
-        if told and options.power:
+        testable, power = result.passed and not sampling.greedy, []
+        if testable and options.power:
             power = powers(pair, samples, result, config, on_progress=on_progress, seed=seed)
     if options.json:
         print(json.dumps(result.fields() | {"power": [dataclasses.asdict(one) for one in power]}))
@@ -89,12 +96,12 @@ def _audit(options: argparse.Namespace) -> int:
         print(result.verdict())
         if power:
             tables.show_power(power, pair.names[1], options.gamma)
-        elif told:
-            print("--power tells which faults such samples would show.")
+        elif testable:
+            print("--power shows which faults such samples would reveal.")
     return 0 if result.passed else 1
 
 
 COMMANDS = {
-    "verify": Command("test on a pair and a task that outputs are exact", _add_verify, _verify),
-    "audit": Command("test samples of any program against a target", _add_audit, _audit),
+    "verify": Command("test that a pair's outputs on a task are exact", _add_verify, _verify),
+    "audit": Command("test any program's samples against a target", _add_audit, _audit),
 }

@@ -1,4 +1,4 @@
-"""`bench`: what a pair's steps cost, and what the device would allow."""
+"""`bench`: times a pair's steps and compares them with the device's limits."""
 
 import argparse
 import dataclasses
@@ -11,7 +11,7 @@ from speculative.commands import KINDS, Command, option, rows, whole
 def _add_bench(parser: argparse.ArgumentParser) -> None:
     rows.add_row(parser)
     add = functools.partial(option, parser)
-    add("--widths L", "positions of the passes that are timed (1 to 32)", whole(1, 1024), nargs="+")
+    add("--widths L", "positions per timed pass (1 to 32)", whole(1, 1024), nargs="+")
     add(
         "--batch_sizes N[,N]",
         "decode texts in batches of these sizes instead, with and without the draft",
@@ -34,14 +34,12 @@ def _bench(options: argparse.Namespace) -> None:
         lengths = {"source_length": options.source_length, "max_length": options.max_length}
         config = dataclasses.replace(config, **{name: n or 64 for name, n in lengths.items()})
         widths = sorted({1, *(options.widths or bench.WIDTHS)})
-        found = bench.resolve(config, widths)
-        name, measure = "bench", functools.partial(bench.bench, config, widths, found)
+        resolved = bench.resolve(config, widths)
+        name, measure = "bench", functools.partial(bench.bench, config, widths, resolved)
     record, image = (disk.writable(folder / f"{name}.{kind}") for kind in ("json", "png"))
     with progress.bar("bench") as on_progress:
-        found = measure(on_progress)
-    report.write(found, record, image)
+        measured = measure(on_progress)
+    report.write(measured, record, image)
 
 
-COMMANDS = {
-    "bench": Command("time a pair's steps against what the device allows", _add_bench, _bench)
-}
+COMMANDS = {"bench": Command("time a pair's steps against the device's limits", _add_bench, _bench)}

@@ -1,4 +1,4 @@
-"""`compile`: what the TPU's compiler makes of a row or of a training run, without a TPU."""
+"""`compile`: TPU compiler estimates of a row or a training run, without a TPU."""
 
 import argparse
 import dataclasses
@@ -17,11 +17,13 @@ def _add_compile(parser: argparse.ArgumentParser) -> None:
     option(
         parser,
         "--config FILE.gin",
-        "a training run, instead of a row: memory, time of a step, share of the peak and "
-        "chip-hours, of --mesh or else the best one; --gin overrides it",
+        "a training run, instead of a row: memory, time per step, share of the peak and "
+        "chip-hours, on --mesh or else the best mesh; --gin overrides it",
     )
     add_options(parser, "--family", "--topology", "--batch_size", batch_size=1)
-    parser.add_argument("--json", action="store_true", help="one object a row, as it is done")
+    parser.add_argument(
+        "--json", action="store_true", help="print an object per row, once it is done"
+    )
 
 
 def _compile(options: argparse.Namespace) -> int:
@@ -43,19 +45,19 @@ def _compile(options: argparse.Namespace) -> int:
     checks.jax_settings()
     if options.topology == chips.PRESENT:
         loading.enable_compilation_cache()
-    else:  # Programs for a TPU that is not there could be written, but not read again.
+    else:  # The cache could store programs for an absent TPU, but not load them again.
         jax.config.update("jax_enable_compilation_cache", False)
     configs = dict([rows.row(options)]) if options.table is None else rows.of_table(options)
-    found, compiler = [], Compiler(options.topology, options.batch_size)
+    estimates, compiler = [], Compiler(options.topology, options.batch_size)
     for number, (name, config) in enumerate(configs.items(), 1):
         row = f"{number} of {len(configs)}, {name.rpartition('/')[2]}"
         with progress.bar(f"{row}, {options.topology}") as on_progress:
-            found.append(compiler.estimate(name, config, on_progress))
+            estimates.append(compiler.estimate(name, config, on_progress))
         if options.json:
-            print(json.dumps(dataclasses.asdict(found[-1])), flush=True)
+            print(json.dumps(dataclasses.asdict(estimates[-1])), flush=True)
     if not options.json:
-        reporting.show(found)
-    faults = [one.fault for one in found if one.fault]
+        reporting.show(estimates)
+    faults = [one.fault for one in estimates if one.fault]
     for fault in faults:
         print("error:", fault, file=sys.stderr)
     return 2 if faults else 0
@@ -72,36 +74,36 @@ def _compile_training(options: argparse.Namespace) -> int:
     from speculative.training.train import train
 
     if options.topology == chips.PRESENT:
-        raise ValueError("--config is compiled for a topology by name, as --topology=v4-32.")
-    given, usual = vars(options), {"batch_size": 1}
+        raise ValueError("--config needs a topology by name, such as --topology=v4-32.")
+    values, usual = vars(options), {"batch_size": 1}
     named = {"gin_file", "table", "checkpoints", "weights", "simulated_alpha", "data_file"}
-    named |= {"module", "limit", "family", *rows.FIELDS} - {"mesh"}  # Which a run has too.
-    if others := [f"--{x}" for x in sorted(named) if given.get(x) not in (None, usual.get(x))]:
-        raise ValueError(f"{', '.join(others)}: of a row, not of a training run (--config).")
+    named |= {"module", "limit", "family", *rows.FIELDS} - {"mesh"}  # A run has a mesh too.
+    if others := [f"--{x}" for x in sorted(named) if values.get(x) not in (None, usual.get(x))]:
+        raise ValueError(f"{', '.join(others)}: only for a row, not for a training run (--config).")
     jax.config.update("jax_enable_compilation_cache", False)
     folders: dict[str, Any] = dict.fromkeys(("data_dir", "work_dir", "out_dir"), "")
     parameters = recipes.configured(train, options.config, options.gin or [], folders)
     model, config = parameters["model"], parameters["config"]
     loss = {name: parameters[name] for name in ("label_smoothing", "z_loss") if name in parameters}
-    name, found = pathlib.PurePath(options.config).stem, list[study.TrainingEstimate]()
+    name, estimates = pathlib.PurePath(options.config).stem, list[study.TrainingEstimate]()
     meshes = [options.mesh] if options.mesh else study.meshes(options.topology, config)
     for number, mesh in enumerate(meshes, 1):
         with progress.bar(f"{mesh}, {number} of {len(meshes)}, {options.topology}") as on_progress:
             run = name, model, config, options.topology, mesh
-            found.append(study.estimate(*run, **loss, on_progress=on_progress))
-    fastest = study.best(found)
+            estimates.append(study.estimate(*run, **loss, on_progress=on_progress))
+    fastest = study.best(estimates)
     if options.json:
-        for one in [fastest] if fastest else found:
+        for one in [fastest] if fastest else estimates:
             print(json.dumps(dataclasses.asdict(one)), flush=True)
     else:
-        reporting.show_training(found)
+        reporting.show_training(estimates)
     if fastest is None:
-        for one in found:
+        for one in estimates:
             print("error:", one.fault, file=sys.stderr)
         return 2
     return 0
 
 
 COMMANDS = {
-    "compile": Command("compile a row for a TPU that need not be there", _add_compile, _compile)
+    "compile": Command("compile a row for a TPU that need not be present", _add_compile, _compile)
 }

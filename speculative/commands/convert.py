@@ -9,16 +9,16 @@ from speculative.commands import Command, option, whole
 def _add_convert(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("source", help="checkpoint folder, gs://bucket/folder, name, or Hugging Face id")
-    add("destination", help="the folder to make")
+    add("destination", help="the folder to create")
     add = functools.partial(option, parser)
-    add("--to", "its format", ("native", "t5x", "huggingface"), required=True)
-    said = "number format to store, int8 in ours alone (the one that loses nothing)"
-    add("--dtype", said, ("float32", "bfloat16", "int8"))
+    add("--to", "format to write", ("native", "t5x", "huggingface"), required=True)
+    text = "number format to store, int8 only in native (the one that loses nothing)"
+    add("--dtype", text, ("float32", "bfloat16", "int8"))
     add("--vocabulary FILE", "SentencePiece model to store with the weights")
-    said = "make a draft that guesses the N most frequent tokens of --texts alone: it is faster"
-    add("--keep N", said, whole(1, 2**31 - 1))
-    said = "texts like those that the target writes, as of speculative count"
-    add("--texts FILE", said, nargs="+")
+    text = "make a faster draft, which guesses only the N most frequent tokens of --texts"
+    add("--keep N", text, whole(1, 2**31 - 1))
+    text = "texts like those that the target writes, as for speculative count"
+    add("--texts FILE", text, nargs="+")
 
 
 def _convert(options: argparse.Namespace) -> None:
@@ -36,8 +36,8 @@ def _convert(options: argparse.Namespace) -> None:
         with progress.bar("convert") as on_progress:
             texts = counting.tokens(options.texts, vocabulary, on_progress=on_progress)
             kept = counting.most_frequent(texts, options.keep, vocabulary.size)
-    given = options.source, options.destination, options.to, options.dtype, options.vocabulary
-    made = checkpoints.convert(*given, tokens=kept)
+    args = options.source, options.destination, options.to, options.dtype, options.vocabulary
+    made = checkpoints.convert(*args, tokens=kept)
     print(f"Written: {made.location} ({made.format}, {made.parameters / 1e6:.1f} M parameters).")
 
 
@@ -59,5 +59,5 @@ def _inspect(options: argparse.Namespace) -> None:
 
 COMMANDS = {
     "convert": Command("write a checkpoint in another format", _add_convert, _convert),
-    "inspect": Command("tell what a checkpoint holds", _add_inspect, _inspect),
+    "inspect": Command("describe a checkpoint", _add_inspect, _inspect),
 }

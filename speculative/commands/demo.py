@@ -1,4 +1,4 @@
-"""The demo: the shipped pair's rows of Tables 2 and 4, measured, traced and reported."""
+"""The demo: measures, traces and reports the bundled pair's rows of Tables 2 and 4."""
 
 import dataclasses
 import pathlib
@@ -10,7 +10,7 @@ from rich.console import Console
 from speculative import disk, loading, progress
 from speculative.drafts import named
 from speculative.pair import Pair, Request
-from speculative.reporting import tables, traces
+from speculative.reporting import page, tables, traces
 from speculative.reporting.traces import PromptTrace
 from speculative.rows import memory, records, weights
 from speculative.rows.config import RowConfig
@@ -18,11 +18,11 @@ from speculative.rows.records import Record
 from speculative.studies import sweep
 from speculative.tasks.prompts import load_prompts
 
-ROUNDS = 2  # How often each example is timed: less often than the table says, to be short.
+ROUNDS = 2  # Timings per example, fewer than in the table, to be short.
 
 
 def rows(**settings: Any) -> dict[str, RowConfig]:
-    """The shipped pair's rows of Table 2 by name, changed by fields of `RowConfig`."""
+    """The bundled pair's rows of Table 2 by name, with changed fields of `RowConfig`."""
     return {
         name: dataclasses.replace(config, rounds=ROUNDS, **settings)
         for name, config in sweep.shipped_rows("2").items()
@@ -30,11 +30,11 @@ def rows(**settings: Any) -> dict[str, RowConfig]:
 
 
 def run(output_dir: pathlib.Path, target: str, draft: str | None, **settings: Any) -> None:
-    """Measures and prints; writes `records.jsonl`, a row as soon as it is done, and `report.md`.
+    """Measures and prints; writes `report.md` and, row by row, `records.jsonl`.
 
-    Files of an earlier run in the output's folder are replaced. Target and draft are as of
-    `loading.resolve`, `settings` are other fields of every row's `RowConfig`. A KeyboardInterrupt
-    says how many rows are finished, and where they are.
+    Files of an earlier run in the output folder are replaced. `loading.resolve` describes target
+    and draft; `settings` are other fields of every row's `RowConfig`. A KeyboardInterrupt says how
+    many rows are finished and where they are.
     """
     paper_draft = "small"
     if draft and named.known(draft):
@@ -48,13 +48,16 @@ def run(output_dir: pathlib.Path, target: str, draft: str | None, **settings: An
         pair = load(first)
     file, report = output_dir / "records.jsonl", output_dir / "report.md"
     disk.writable(report)
-    earlier = [file, report, *(output_dir / "rows" / name for name in configs)]
+    page_file = output_dir / "report.html"
+    files = file, report, page_file, output_dir / traces.FILE
+    earlier = [*files, *(output_dir / "rows" / name for name in configs)]
     try:
         measured, traced = sweep.run(configs, output_dir, load, earlier), []
         with progress.bar("the first text of each row") as on_progress:
             for number, config in enumerate(configs.values()):
                 on_progress("tracing", number / len(configs))
                 traced.append(_first(pair, config))
+        traces.keep(output_dir, dict(zip(configs, traced, strict=True)))
     except KeyboardInterrupt:
         finished = len(records.read(file))
         raise KeyboardInterrupt(f"; {finished} finished rows are in {file}") from None
@@ -63,13 +66,14 @@ def run(output_dir: pathlib.Path, target: str, draft: str | None, **settings: An
             opened.write("# Speculative decoding, measured\n\n```text\n")
             show(measured, traced, tables.console(opened, width=100))
             opened.write("```\n")
+        page.write([output_dir], page_file)
     finally:
         show(measured, traced, tables.CONSOLE)
-    tables.CONSOLE.print(f"Written: {file} and {report}.", soft_wrap=True)
+    tables.CONSOLE.print(f"Written: {file}, {report} and {page_file}.", soft_wrap=True)
 
 
 def _first(pair: Pair, config: RowConfig) -> PromptTrace:
-    """The first text of a row, as wide as all are: so no other program is compiled for it."""
+    """Traces a row's first text, as wide as all are, so that no other program is compiled."""
     texts = [prompt.source for prompt in load_prompts(config.texts, config.num_examples)]
     vocabulary, gamma = pair.vocabulary, config.gamma or sweep.GAMMA
     decoding = config.decoding(vocabulary.size, gamma, vocabulary.eos_ids)
@@ -78,7 +82,7 @@ def _first(pair: Pair, config: RowConfig) -> PromptTrace:
 
 
 def show(measured: Sequence[Record], traced: Sequence[PromptTrace], console: Console) -> None:
-    """Prints where the rows were measured, a trace and the tables of each, and what is equal."""
+    """Prints the rows' environment, traces and tables, and how many traces have equal tokens."""
     for name in tables.ENVIRONMENT:
         if (value := getattr(measured[0], name)) is not None:
             console.print(f"{name}: {value}", markup=False)

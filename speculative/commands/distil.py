@@ -1,4 +1,4 @@
-"""`distil`: a draft for a target, trained on what it writes for texts."""
+"""`distil`: trains a draft for a target on the target's outputs for texts."""
 
 import argparse
 import dataclasses
@@ -16,31 +16,31 @@ def _add_distil(parser: argparse.ArgumentParser) -> None:
         "files",
         nargs="*",
         metavar="FILE",
-        help="texts like those that the target is to be given: .txt, one a line; the sources of a "
-        ".tsv or .jsonl; or of tokenised examples, .npz. A decoder-only target continues them, or "
-        "answers the messages of a .jsonl, by its chat template",
+        help="texts like the target's future inputs: .txt, one per line; the sources of a .tsv or "
+        ".jsonl; or of tokenised examples, .npz. A decoder-only target continues them, or answers "
+        "the messages of a .jsonl with its chat template",
     )
-    add("--output DIR", "then a draft: --draft DIR", required=True)
-    add("--work_dir DIR", "what is between, to go on with (DIR.training)")
+    add("--output DIR", "folder of the draft, for --draft DIR", required=True)
+    add("--work_dir DIR", "intermediate files, to resume from (DIR.training)")
     add_options(parser, "--target", "--vocabulary", "--mesh", "--quantize")
-    add("--max_minutes MINUTES", "then save and stop; exit code 75", float)
+    add("--max_minutes MINUTES", "save and stop after this time; exit code 75", float)
     of_files = parser.add_argument_group("with FILE")
     add_options(of_files, "--columns", "--prefix")
     add = functools.partial(option, of_files)
-    add("--dim D", "the draft's features (half the target's, to 1,024)", whole(64, 2**16))
+    add("--dim D", "the draft's features (half the target's, at most 1,024)", whole(64, 2**16))
     add("--layers N", "its decoder layers (1)", whole(1, 100))
-    add("--keep N", "the frequent tokens that it may guess (8192)", whole(1, 10**6))
-    add("--steps N", "of training (3000)", whole(25, 10**6))
+    add("--keep N", "number of frequent tokens that it may guess (8192)", whole(1, 10**6))
+    add("--steps N", "training steps (3000)", whole(25, 10**6))
     add_options(of_files, "--source_length", "--max_length", max_length=None)
     add("--batch_size N", "texts that the target writes at a time (64)", KINDS["--batch_size"])
     add_options(of_files, "--seed")
     of_config = parser.add_argument_group("with a gin file in place of FILE")
     add = functools.partial(option, of_config)
-    add("--config FILE.gin", "sizes, training and tokenised files, by their names")
+    add("--config FILE.gin", "a file that sets sizes, training and names of tokenised files")
     add("--data_dir DIR", "where the tokenised files are")
-    given = "a binding that overrides it, like 'loop.TrainConfig.steps = 100'"
-    add("--gin BINDING", given, action="append")
-    add("--init_from CHECKPOINT", "begin as this draft, not with random weights")
+    text = "a binding that overrides it, like 'loop.TrainConfig.steps = 100'"
+    add("--gin BINDING", text, action="append")
+    add("--init_from CHECKPOINT", "start from this draft, not from random weights")
 
 
 def _distil(options: argparse.Namespace) -> int:
@@ -53,14 +53,14 @@ def _distil(options: argparse.Namespace) -> int:
     disk.writable(output)
     loading.enable_compilation_cache()  # A resumed run needs the same compiled programs.
     work_dir = pathlib.Path(options.work_dir or f"{output}.training")
-    given = {"target_dir": options.target, "work_dir": work_dir, "out_dir": output}
-    given |= chosen(
+    values = {"target_dir": options.target, "work_dir": work_dir, "out_dir": output}
+    values |= chosen(
         options, ("vocabulary", "max_minutes", "mesh", "quantize")
-    )  # Otherwise a gin file decides.
-    parameters = _of_config(options, given) if options.config else _of_files(options, given)
+    )  # A gin file sets the others.
+    parameters = _of_config(options, values) if options.config else _of_files(options, values)
     if not distil.distil(**parameters):
         minutes = parameters["max_minutes"]
-        print(f"Stopped after --max_minutes {minutes:g}; the same command goes on.")
+        print(f"Stopped after --max_minutes {minutes:g}; rerun to resume.")
         return UNFINISHED
     _show(distil.acceptance(work_dir))
     print(f"Written: {output}. Use it: --target {options.target} --draft {output}")
@@ -68,13 +68,13 @@ def _distil(options: argparse.Namespace) -> int:
 
 
 def _of_files(options: argparse.Namespace, given: dict[str, Any]) -> dict[str, Any]:
-    """The parameters of `distil.distil` for texts of one's own."""
+    """The parameters of `distil.distil` for the user's own texts."""
     from speculative import chat, checkpoints, loading, progress
     from speculative.models import model_of
     from speculative.training import counting, recipes
 
     if of_config := [f"--{name}" for name in chosen(options, ("data_dir", "gin", "init_from"))]:
-        raise ValueError(f"{', '.join(of_config)}: only together with a gin file (--config).")
+        raise ValueError(f"{', '.join(of_config)}: allowed only with a gin file (--config).")
     if not options.files:
         raise ValueError("There are no texts; give a FILE of them, or a gin file (--config).")
     counting.require(options.files)
@@ -95,7 +95,7 @@ def _of_files(options: argparse.Namespace, given: dict[str, Any]) -> dict[str, A
 
 
 def _of_config(options: argparse.Namespace, given: dict[str, Any]) -> dict[str, Any]:
-    """The parameters of `distil.distil` as a gin file says."""
+    """The parameters of `distil.distil` from a gin file."""
     from speculative.training import begun, distil, recipes
 
     names = [
@@ -105,10 +105,10 @@ def _of_config(options: argparse.Namespace, given: dict[str, Any]) -> dict[str, 
     ]
     if of_files := options.files + [f"--{name}" for name in chosen(options, names)]:
         raise ValueError(
-            f"{', '.join(of_files)}: not together with --config; the gin file, or --gin, says it."
+            f"{', '.join(of_files)}: not allowed with --config; set it in the gin file or by --gin."
         )
     if not options.data_dir:
-        raise ValueError("A gin file names tokenised files; say in which folder (--data_dir).")
+        raise ValueError("A gin file names tokenised files; give their folder (--data_dir).")
     given |= {"data_dir": options.data_dir}
     if options.init_from:
         given["init_from"] = options.init_from
@@ -117,7 +117,7 @@ def _of_config(options: argparse.Namespace, given: dict[str, Any]) -> dict[str, 
 
 
 def _show(accepted: dict[tuple[str, float], list[float]]) -> None:
-    """Prints what share of each guess was accepted of the held-out texts."""
+    """Prints the share accepted of each guess on the held-out texts."""
     from rich.table import Table
 
     from speculative.reporting import tables

@@ -1,4 +1,4 @@
-"""`evaluate`: decodes a task's texts in batches, and scores them by its metric."""
+"""`evaluate`: decodes a task's texts in batches and scores them by its metric."""
 
 import argparse
 import dataclasses
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 def _add_evaluate(parser: argparse.ArgumentParser) -> None:
     rows.add_row(parser)
     add_options(parser, "--batch_size")
-    said = "of a target in int8: what that costs, beside the target as it is (it needs room for "
-    said += "both): their scores, the divergence of their probabilities, equal first choices"
-    parser.add_argument("--compare", action="store_true", help=said)
+    text = "compare a target in int8 with the unquantized target (memory must hold both): their "
+    text += "scores, the divergence of their probabilities and their equal first choices"
+    parser.add_argument("--compare", action="store_true", help=text)
     option(parser, "--output_dir DIR", "(results/evaluate and the row's name)")
 
 
@@ -50,29 +50,29 @@ def _evaluate(options: argparse.Namespace) -> None:
     if options.compare and config.quantize in (None, "none"):
         raise ValueError("--compare is for a target in int8; add --quantize=int8, or leave it out.")
     prompts = load_prompts(config.texts, config.num_examples)
-    found = weights.resolve(config)
-    of_target = found.vocabulary.special, config.target, config.texts.prefix
+    resolved = weights.resolve(config)
+    of_target = resolved.vocabulary.special, config.target, config.texts.prefix
     prompts = chats.rendered(prompts, *of_target)
     chats.require_whole(prompts)
     whole = None
     if options.compare:
         whole = weights.resolve(dataclasses.replace(config, quantize="none"))
-    require(prompts, metric, model_of(found.target.config).decoder_only)
+    require(prompts, metric, model_of(resolved.target.config).decoder_only)
     references = [prompt.reference for prompt in prompts]
     quality.require_seen(metric, references)
     folder = pathlib.Path(options.output_dir or f"results/evaluate/{name}")
     scores = folder / "scores.json"
-    models = found.configs + ([whole.target.config] if whole else [])
+    models = resolved.configs + ([whole.target.config] if whole else [])
     memory.require(config, models)
     shape = config.gamma, config.max_length, config.batch_size, config.tree, config.shards
     memory.require_batch((config.target, config.draft), models, *shape)
-    given: dict[str, Any] = chosen(config, SETTINGS) | {"gamma": gamma}
-    settings = Settings(**given)
+    values: dict[str, Any] = chosen(config, SETTINGS) | {"gamma": gamma}
+    settings = Settings(**values)
     with disk.owned(folder):
-        pair, _, lines = _decoded(found, config, settings, prompts, folder / "texts.jsonl")
+        pair, _, lines = _decoded(resolved, config, settings, prompts, folder / "texts.jsonl")
         truncated = pair.truncated([prompt.source for prompt in prompts], config.source_length)
-        said = [line["text"] for line in lines]
-        score, low, high = quality.score(metric, references, said)
+        texts = [line["text"] for line in lines]
+        score, low, high = quality.score(metric, references, texts)
         tokens = sum(len(line["tokens"]) for line in lines)
         calls = sum(line["target_calls"] for line in lines)
         fields = {"task": config.task, "metric": metric, "score": score, "low": low, "high": high}
@@ -88,19 +88,19 @@ def _evaluate(options: argparse.Namespace) -> None:
             other, requests, others = _decoded(whole, config, settings, prompts, file)
             sources = [request.source for request in requests]
             cost = _cost(pair, lines, other, others, sources, references, config)
-        fields |= {"batch_size": config.batch_size, **found.labels, **cost, "gin": config.gin()}
-        fields["fingerprints"] = found.fingerprints | {"texts": fingerprint(prompts)}
+        fields |= {"batch_size": config.batch_size, **resolved.labels, **cost, "gin": config.gin()}
+        fields["fingerprints"] = resolved.fingerprints | {"texts": fingerprint(prompts)}
         disk.write(scores, json.dumps(fields | environment.here(), indent=1) + "\n")
     print(
         f"{config.task}: {metric} {score:.2f} ({low:.2f} to {high:.2f}) of {len(lines)} texts, "
-        f"{tokens:,} tokens, {tokens / calls:.2f} a target call."
+        f"{tokens:,} tokens, {tokens / calls:.2f} per target call."
     )
     if cost:
         print(
             f"Without {config.quantize}: {metric} {cost['unquantized']:.2f}; with it "
             f"{cost['difference']:+.2f} ({cost['difference_low']:+.2f} to "
-            f"{cost['difference_high']:+.2f}). On the texts of the target as it is, the "
-            f"probabilities diverge by {cost['divergence']:.4f} nats a token, and the likeliest "
+            f"{cost['difference_high']:+.2f}). On the unquantized target's texts, the "
+            f"probabilities diverge by {cost['divergence']:.4f} nats per token, and the likeliest "
             f"token is the same at {cost['same_choices']:.2%} of them."
         )
     if truncated:
@@ -115,13 +115,13 @@ def _decoded(
     prompts: "Sequence[Prompt]",
     file: pathlib.Path,
 ) -> "tuple[Pair, list[Request], list[dict[str, Any]]]":
-    """The pair, loaded, its requests, and their lines, of which the file may hold some already."""
+    """The loaded pair, its requests, and their lines, some of which the file may already hold."""
     from speculative import progress
 
     sources = [prompt.source for prompt in prompts]
-    asked = [Asked(source, settings) for source in sources]
+    entries = [Asked(source, settings) for source in sources]
     of_lines = found.labels | {"source_length": config.source_length}
-    kept = many.Results(file, asked, of_lines, found.fingerprints)
+    kept = many.Results(file, entries, of_lines, found.fingerprints)
     with progress.bar(config.target) as on_progress:
         on_progress("loading", 0)
         pair = found.load()
@@ -139,7 +139,7 @@ def _cost(
     references: Sequence[str],
     config: "RowConfig",
 ) -> dict[str, Any]:
-    """What holding the target in int8 costs, beside the target as it is (`whole`)."""
+    """The cost of holding the target in int8, compared with the unquantized target (`whole`)."""
     from speculative.measurement import quality
     from speculative.measurement.divergence import divergence
 

@@ -1,4 +1,4 @@
-"""What `generate` says of texts: how fast they came, and how much faster than without a draft."""
+"""The speed that `generate` reports: of its texts, and compared with decoding without a draft."""
 
 import dataclasses
 import operator
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 class Timed(NamedTuple):
-    """A decoded text, and the seconds that it took: prefill included, compilation not."""
+    """A decoded text and the seconds that it took, including prefill but not compilation."""
 
     result: "Result"
     seconds: float
@@ -17,7 +17,7 @@ class Timed(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Figures:
-    """Sums over texts; those `alone` are of the target without a draft, zero if not compared."""
+    """Sums over texts; `alone` marks the target without a draft, zero if not compared."""
 
     texts: int = 0
     tokens: int = 0
@@ -25,7 +25,7 @@ class Figures:
     seconds: float = 0.0
     tokens_alone: int = 0
     seconds_alone: float = 0.0
-    greedy: int = 0  # Texts of which the tokens of both ways were compared,
+    greedy: int = 0  # Texts whose tokens were compared both ways,
     equal: int = 0  # those with the same tokens,
     near_ties: int = 0  # and those whose first difference rounding explains.
 
@@ -35,13 +35,13 @@ class Figures:
     def __str__(self) -> str:
         several = f"{self.texts:,} texts: " if self.texts > 1 else ""
         calls = f"{self.target_calls:,} target call{'s' * (self.target_calls > 1)}"
-        said = [
+        sentences = [
             f"{several}{_rate(self.tokens, self.seconds)}, {calls} "
-            f"({self.tokens / self.target_calls:.2f} tokens a call)."
+            f"({self.tokens / self.target_calls:.2f} tokens per call)."
         ]
         if self.tokens_alone:
             ratio = self.seconds_alone / self.tokens_alone / (self.seconds / self.tokens)
-            said.append(
+            sentences.append(
                 f"Without a draft: {_rate(self.tokens_alone, self.seconds_alone)}, so with it "
                 f"{ratio:.2f} times as fast."
             )
@@ -51,8 +51,8 @@ class Figures:
                 same = f"The tokens are the same both ways for {self.equal} of {self.greedy} texts"
             if self.near_ties:
                 same += f"; {self.near_ties} differ by a tie that rounding decides"
-            said.append(f"{same}.")
-        return "\n".join(said)
+            sentences.append(f"{same}.")
+        return "\n".join(sentences)
 
 
 def _rate(tokens: int, seconds: float) -> str:
@@ -60,16 +60,16 @@ def _rate(tokens: int, seconds: float) -> str:
 
 
 def figures(pair: "Pair", request: "Request", fast: Timed, alone: Timed | None) -> Figures:
-    """Those of a text; tokens are compared with those without a draft at temperature 0."""
+    """The figures of a text; tokens are compared with those without a draft at temperature 0."""
     from speculative.measurement.exactness import compare_greedy
 
-    found = Figures(1, len(fast.result.tokens), fast.result.target_calls, fast.seconds)
+    sums = Figures(1, len(fast.result.tokens), fast.result.target_calls, fast.seconds)
     if alone is None:
-        return found
+        return sums
     tokens = alone.result.tokens, fast.result.tokens
-    found += Figures(tokens_alone=len(tokens[0]), seconds_alone=alone.seconds)
+    sums += Figures(tokens_alone=len(tokens[0]), seconds_alone=alone.seconds)
     if not request.config.sampling.greedy:
-        return found
+        return sums
     differs = compare_greedy(pair, request.source, *tokens)
     tie = differs is not None and differs.near_tie
-    return found + Figures(greedy=1, equal=int(differs is None), near_ties=int(tie))
+    return sums + Figures(greedy=1, equal=int(differs is None), near_ties=int(tie))

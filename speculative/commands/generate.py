@@ -1,4 +1,4 @@
-"""`generate`: decodes the user's own text, and says how fast it came."""
+"""`generate`: decodes the user's own text and reports the speed."""
 
 import argparse
 import contextlib
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from speculative.pair import Pair, Request, Result
     from speculative.vocabulary import Vocabulary
 
-FOREIGN = 0.1  # The share of characters in no piece from which a warning is given.
+FOREIGN = 0.1  # The share of characters in no piece at which a warning is given.
 
 
 def _add_generate(parser: argparse.ArgumentParser) -> None:
@@ -42,48 +42,48 @@ def _add_generate(parser: argparse.ArgumentParser) -> None:
         "text", nargs="?", help="the prompt; by default lines of standard input, as they come"
     )
     known = ", ".join(prompts.KNOWN)
-    said = "prompts, one a line; in .jsonl, a JSON object with prompt and, for it alone, "
-    option(prompt, "--file FILE", said + known)
+    text = "prompts, one per line; in .jsonl, a JSON object with prompt and, only for it, "
+    option(prompt, "--file FILE", text + known)
     add_options(parser, "--target", "--draft", *rows.MODELS)
     add_options(parser, "--max_length", "--source_length", "--seed", **SETTINGS)
     add = functools.partial(option, parser)
     add("--task", "put the prefix of a task before each prompt: debian_ende, debian_synopsis")
     add_options(parser, "--module", "--prefix")
-    said = "guesses a step; 0 decodes with the target alone (5)"
-    add("--gamma N", said, whole(0, checks.MAX_GAMMA), default=SETTINGS["gamma"])
+    text = "guesses per step; 0 decodes with the target alone (5)"
+    add("--gamma N", text, whole(0, checks.MAX_GAMMA), default=SETTINGS["gamma"])
     add_options(parser, *rows.DECODING[1:], **SETTINGS)
-    said = "where an output has this text, it ends before it; may be given several times"
-    add("--stop TEXT", said, action="append", default=[])
-    said = "this process is one of several, maybe of other hosts, whose devices a mesh spans, each "
-    said += "started by this command; auto on a Cloud TPU, elsewhere a port of the first one's "
-    said += "host, and which of how many it is. The first one shows the texts"
-    add("--distributed HOST:PORT,K/N", said)
-    said = (
-        "prompts are what a user says in a chat, rendered by the target's own template; who types "
+    text = "an output ends before this text; may be given several times"
+    add("--stop TEXT", text, action="append", default=[])
+    text = "run as one of several processes, maybe on several hosts, whose devices a mesh spans, "
+    text += (
+        "each started by this command; auto on a Cloud TPU, elsewhere a port of the first one's "
     )
-    said += "goes on with the chat. A line of .jsonl with messages is a chat in any case"
-    parser.add_argument("--chat", action="store_true", help=said)
-    add("--system TEXT", "the message before a chat that tells the model how to answer")
+    text += "host, and this process's number K of N. The first one shows the texts"
+    add("--distributed HOST:PORT,K/N", text)
+    text = "prompts are a user's chat messages, rendered by the target's own template; typed lines "
+    text += "continue the chat. A line of .jsonl with messages is a chat in any case"
+    parser.add_argument("--chat", action="store_true", help=text)
+    add("--system TEXT", "message before a chat, which tells the model how to answer")
     several = parser.add_argument_group("many texts")
     add_options(several, "--batch_size", batch_size=1)
-    option(several, "--samples N", "of each prompt (1)", whole(1, checks.MAX_SAMPLES), default=1)
-    said = (
-        "write lines of JSON there as texts end, with numbers of prompts and samples; the same "
-        "command goes on with what an interrupted one left"
+    option(
+        several, "--samples N", "samples per prompt (1)", whole(1, checks.MAX_SAMPLES), default=1
     )
-    option(several, "--output FILE", said)
+    text = "write lines of JSON there as texts end, with numbers of prompts and samples; after an "
+    text += "interrupt, rerun to resume"
+    option(several, "--output FILE", text)
     flags = {
-        "--show_special": "show special tokens in texts, as sentinels are",
+        "--show_special": "show special tokens, such as sentinels, in texts",
         "--logprobs": "in JSON, natural logarithms of the probabilities with which the target's "
-        "tokens are drawn; at T = 0 of its own distribution",
-        "--compare": "decode each text without a draft too, and say how many times as long that "
+        "tokens are drawn; at T = 0, those of its own distribution",
+        "--compare": "decode each text without a draft too, and report how many times as long that "
         "takes",
         "--trace": "show what each step accepted, rejected and corrected (Figure 1 of the paper)",
-        "--json": f"a line {{{', '.join(many.FIELDS)}, prompt, finish_reason, seconds, settings}} "
-        "each, with --compare also {tokens_autoregressive, seconds_autoregressive}",
+        "--json": f"print a line {{{', '.join(many.FIELDS)}, prompt, finish_reason, seconds, "
+        "settings} per text, with --compare also {tokens_autoregressive, seconds_autoregressive}",
     }
-    for name, said in flags.items():
-        parser.add_argument(name, action="store_true", help=said)
+    for name, text in flags.items():
+        parser.add_argument(name, action="store_true", help=text)
 
 
 def _generate(options: argparse.Namespace) -> None:
@@ -91,11 +91,11 @@ def _generate(options: argparse.Namespace) -> None:
 
     if options.distributed is not None:
         _join(options)
-    # Wrong values end here.
-    given = {name: value for name, value in vars(options).items() if name in SETTINGS}
+    # Invalid values raise here.
+    values = {name: value for name, value in vars(options).items() if name in SETTINGS}
     if options.tree == AUTO:
-        given["tree"] = options.tree = _usual_tree(options)
-    settings = Settings(**given)
+        values["tree"] = options.tree = _usual_tree(options)
+    settings = Settings(**values)
     if options.logprobs and not (options.json or options.output):
         raise ValueError("--logprobs is for lines of JSON; add --json or --output.")
     several = options.batch_size > 1 or options.samples > 1 or options.output is not None
@@ -118,28 +118,28 @@ def _generate(options: argparse.Namespace) -> None:
             raise ValueError("--output is for a --file or another program's lines, not for typing.")
         disk.writable(options.output)
         lists = iter([list(itertools.chain.from_iterable(lists))])
-    begun = [] if typed else next(lists)  # Wrong input ends before anything is loaded.
-    found, kept = _resolved(options), None
-    of_pair, chats = found.labels, _chats(options, found, typed, begun)
+    begun = [] if typed else next(lists)  # Invalid input raises before loading.
+    resolved, kept = _resolved(options), None
+    of_pair, chats = resolved.labels, _chats(options, resolved, typed, begun)
     begun = [chats.prompt(asked) for asked in begun]
     lengths = []
     for asked in begun:
         try:
             how = asked.settings.max_length, options.source_length
-            lengths.append(found.length(asked.text, *how))
+            lengths.append(resolved.length(asked.text, *how))
         except ValueError as error:
             raise ValueError(f"{asked.place}: {error}" if asked.place else str(error)) from error
-    _require_memory(options, found, begun, lengths)
-    if options.chat and typed:  # Each after the answer to the one before.
+    _require_memory(options, resolved, begun, lengths)
+    if options.chat and typed:  # Each awaits the answer to the one before.
         lists = ([asked] for listed in lists for asked in listed)
     elif not typed:
         lists = itertools.chain([begun], lists)
-    if options.output is not None:  # What it holds of something else ends this before the loading.
-        kept = many.Results(options.output, begun, of_pair, found.fingerprints)
+    if options.output is not None:  # It raises before loading if it holds other results.
+        kept = many.Results(options.output, begun, of_pair, resolved.fingerprints)
     with progress.bar(options.target) as on_progress:
         on_progress("loading", 0)
-        pair = found.load()
-    # What does not fit the pair ends before its decoding.
+        pair = resolved.load()
+    # Prompts that do not fit the pair raise before they are decoded.
     requests = _requests(lists, pair, typed, chats)
     if several:
         for listed in requests:
@@ -148,7 +148,7 @@ def _generate(options: argparse.Namespace) -> None:
             _together(pair, listed, of_pair, options, kept)
         return
     timer = Timer(pair, streams=not options.json, resumes=chats.keeps)
-    if typed:  # Now, so that a first line of usual length is answered at once.
+    if typed:  # Compile now, so that a first line of usual length is answered at once.
         (usual,) = pair.requests([prefix + "a"], settings)
         for one in (usual, usual.alone) if options.compare else (usual,):
             timer.begin(one)
@@ -172,17 +172,17 @@ def _generate(options: argparse.Namespace) -> None:
             from speculative.reporting import tables, traces
 
             traces.show(traces.trace(pair, asked.text, one), options.gamma, tables.CONSOLE)
-        found = figures(pair, one, fast, compared)
+        sums = figures(pair, one, fast, compared)
         if typed:
-            print(found, file=sys.stderr)
-        total += found
-    # Where nobody asks or watches, a program that went well leaves standard error empty.
+            print(sums, file=sys.stderr)
+        total += sums
+    # A successful run leaves standard error empty if nobody asks or watches.
     if total.texts > (1 if typed else 0) and (options.compare or sys.stderr.isatty()):
         print(total, file=sys.stderr)
 
 
 def _join(options: argparse.Namespace) -> None:
-    """Makes this process one of several, of which the first shows what they decode together."""
+    """Joins the processes that decode together, of which the first shows the texts."""
     from speculative.backends import processes
 
     if options.mesh is None:
@@ -195,20 +195,20 @@ def _join(options: argparse.Namespace) -> None:
     if options.trace or options.compare:
         raise ValueError("--trace and --compare are for one process; leave --distributed out.")
     first = processes.join(options.distributed) == 0
-    # The library by which CPUs exchange arrays writes to standard output, where texts alone belong.
+    # The library that exchanges arrays between CPUs writes to standard output, kept for texts.
     sys.stdout.flush()
     sys.stdout = open(os.dup(1) if first else os.devnull, "w", encoding="utf-8")
     os.dup2(2, 1)
 
 
 def _usual_tree(options: argparse.Namespace) -> int:
-    """What `--tree auto` stands for."""
+    """The number of guesses that `--tree auto` stands for."""
     from speculative.loading import default_draft
 
-    given = {name: value for name, value in vars(options).items() if name in SETTINGS}
-    given["tree"] = 0
+    values = {name: value for name, value in vars(options).items() if name in SETTINGS}
+    values["tree"] = 0
     draft = options.draft or default_draft(options.target)
-    return rows.usual_tree(Settings(**given).decoding(1, ()), draft, options.quantize)
+    return rows.usual_tree(Settings(**values).decoding(1, ()), draft, options.quantize)
 
 
 def _resolved(options: argparse.Namespace) -> "Resolved":
@@ -218,15 +218,15 @@ def _resolved(options: argparse.Namespace) -> "Resolved":
     models = options.target, options.draft, options.dtype, options.vocabulary
     names = "quantize", "quantize_draft", "mesh", "draft_mesh"
     held = {name: getattr(options, name) for name in names}
-    found = resolve(*models, **held)
-    found.require_trees(options.tree)
-    return found
+    resolved = resolve(*models, **held)
+    resolved.require_trees(options.tree)
+    return resolved
 
 
 def _require_memory(
     options: argparse.Namespace, found: "Resolved", begun: Sequence[Asked], lengths: list[int]
 ) -> None:
-    """Raises ValueError unless there is memory for prompts such as these first ones."""
+    """Raises ValueError unless there is memory for prompts like these first ones."""
     from speculative.ragged import power_of_two
     from speculative.rows import memory
 
@@ -236,7 +236,7 @@ def _require_memory(
     memory.require_text(*of_pair, max(lengths, default=0), options.tree, shards)
     if options.batch_size > 1:
         size = options.batch_size
-        if options.file or options.output:  # There are no others.
+        if options.file or options.output:  # There are no other prompts.
             size = min(size, power_of_two(len(begun) * options.samples))
         memory.require_batch(*of_pair, size, options.tree, shards)
 
@@ -244,7 +244,7 @@ def _require_memory(
 def _chats(
     options: argparse.Namespace, found: "Resolved", typed: bool, begun: Sequence[Asked]
 ) -> prompts.Chats:
-    """What makes prompts of messages, if there are any; it tells of a draft for other chats."""
+    """Renders messages as prompts, if there are any; warns of a draft with another template."""
     from speculative import chat
 
     if options.system is not None and not options.chat:
@@ -256,7 +256,7 @@ def _chats(
     if of_draft and of_draft.template not in (None, template.source):
         print(
             f"{found.names[1]} has another chat template than {found.names[0]}, whose own is used "
-            "for both; its guesses may be accepted less.",
+            "for both; fewer of its guesses may be accepted.",
             file=sys.stderr,
         )
     return prompts.Chats(template, options.system, typed)
@@ -265,7 +265,7 @@ def _chats(
 def _requests(
     lists: Iterator[list[Asked]], pair: "Pair", typed: bool, chats: prompts.Chats
 ) -> "Iterator[list[tuple[Asked, Request]]]":
-    """Lists of prompts, each checked as a whole; someone who types may type the next one."""
+    """Yields lists of prompts, each checked as a whole; a typed one that fails is skipped."""
     first = 0
     for asked in lists:
         requests: list[Request] = []
@@ -290,7 +290,7 @@ def _warn_of_script(vocabulary: "Vocabulary", prompt: str, number: int) -> None:
         print(
             f"{share:.0%} of the characters of prompt {number} are unknown pieces or single bytes "
             f"of the vocabulary {vocabulary.path.name}: the models were hardly trained on such "
-            "text, so that outputs may be noise.",
+            "text, so outputs may be noise.",
             file=sys.stderr,
         )
 
@@ -302,7 +302,7 @@ def _together(
     options: argparse.Namespace,
     kept: many.Results | None,
 ) -> None:
-    """Decodes prompts in batches, into a file or to show their texts in order."""
+    """Decodes prompts in batches, into a file or onto standard output in order."""
     asked, samples = [asked for asked, _ in listed], range(options.samples)
     requests = {(i, k): one.sample(k) for i, (_, one) in enumerate(listed) for k in samples}
     if kept is not None:
@@ -318,18 +318,18 @@ def _together(
 
 @dataclasses.dataclass(frozen=True)
 class Timer:
-    """Decodes requests one by one, and times them: prefill included, compilation not."""
+    """Decodes requests one by one and times them, including prefill but not compilation."""
 
     pair: "Pair"
     streams: bool  # Whether texts are shown as they grow, or decoded in one dispatch.
-    resumes: bool = False  # Whether texts are turns of a chat, of which the target reads new ones.
+    resumes: bool = False  # Whether texts are turns of a chat; the target reads only new ones.
     earlier: "dict[int, Earlier]" = dataclasses.field(default_factory=dict)  # By gamma.
     known: set[Hashable] = dataclasses.field(default_factory=set)
 
     def begin(self, request: "Request") -> "Iterator[Step] | Result":
-        """The steps, of which the first has been taken, or the result.
+        """Returns the steps, of which the first has been taken, or the result.
 
-        What requests of such a length need first is compiled then, and said to be.
+        Programs for a new length are compiled here, with a progress bar.
         """
         import jax
 
@@ -354,7 +354,7 @@ class Timer:
         return begun
 
     def decode(self, request: "Request", shows: bool = False) -> Timed:
-        """The result of a request, whose text may be shown in parts, and the seconds it took."""
+        """Decodes a request, whose text may be shown in parts, and times it."""
         from speculative.decoding.programs import seconds_compiling
 
         began = time.perf_counter() - seconds_compiling()
@@ -375,9 +375,9 @@ def as_it_grows(
     stop: Sequence[str] = (),
     show_special: bool = False,
 ) -> Iterator[str]:
-    """The text of a streamed generation, in parts that later tokens do not change.
+    """Yields the text of a streamed generation, in parts that later tokens do not change.
 
-    It ends before the first of the stop strings.
+    The text ends before the first of the stop strings.
     """
     tokens: list[int] = []
     shown = text = ""
@@ -387,9 +387,9 @@ def as_it_grows(
             text = cut
             break
         text = vocabulary.decode(tokens, show_special)
-        # A character cut off after some of its bytes decodes to marks, which more bytes replace.
+        # A character cut off after some of its bytes decodes to marks, which later bytes replace.
         final = text.rstrip("\N{REPLACEMENT CHARACTER}")
-        # So does what may be the beginning of a stop string.
+        # The end of the text may also be the beginning of a stop string.
         begun = (n for end in stop for n in range(1, len(end)) if final.endswith(end[:n]))
         final = final[: len(final) - max(begun, default=0)]
         yield final[len(shown) :]

@@ -1,4 +1,4 @@
-"""Many texts: in batches, several of each prompt, into a file that can be resumed."""
+"""Decodes many texts: in batches, several per prompt, into a file that can be resumed."""
 
 import pathlib
 import time
@@ -17,38 +17,39 @@ if TYPE_CHECKING:
 COUNTS = ("draft_tokens", "tested_by_position", "accepted_by_position", "accepted_lengths")
 FIELDS = ("text", "tokens", "target_calls", "accepted", "tokens_per_call", *COUNTS)
 
-SHOWN = ("tree", "show_special")  # Settings that lines tell where they are not the usual ones.
+SHOWN = ("tree", "show_special")  # Settings that lines hold unless they are the defaults.
 
 Place = tuple[int, int]  # The numbers of a prompt and a sample, from 0.
 
 
 def told(asked: Asked) -> dict[str, Any]:
-    """The settings of a prompt that its lines tell."""
+    """The settings of a prompt that its lines hold."""
     names = [name for name in SETTINGS if name not in {*OF_RUN, *SHOWN}]
-    found = {name: getattr(asked.settings, name) for name in names}
+    values = {name: getattr(asked.settings, name) for name in names}
     shown = {name: value for name in SHOWN if (value := getattr(asked.settings, name))}
-    return found | {"stop": list(asked.settings.stop)} | shown
+    return values | {"stop": list(asked.settings.stop)} | shown
 
 
 def line(asked: Asked, result: "Result", of_pair: Mapping[str, Any]) -> dict[str, Any]:
-    """What is said of a result in JSON, and of which pair and settings it is."""
-    found = {name: getattr(result, name) for name in FIELDS}
+    """A result as a JSON object, with its pair and settings."""
+    fields = {name: getattr(result, name) for name in FIELDS}
     for name in ("logprobs", "accepted_by_rank"):
         if getattr(result, name) is not None:
-            found[name] = getattr(result, name)
-    found |= {"prompt": asked.text, "finish_reason": result.finish_reason, **of_pair, **told(asked)}
+            fields[name] = getattr(result, name)
+    fields |= {"prompt": asked.text, "finish_reason": result.finish_reason, **of_pair}
+    fields |= told(asked)
     for name in ("dtype", "stop"):  # They come last.
-        found[name] = found.pop(name)
-    return found
+        fields[name] = fields.pop(name)
+    return fields
 
 
 class Results:
-    """A file of results, a JSON object a line; an interrupted run's file is gone on with.
+    """A file of results, one JSON object per line, which an interrupted run resumes.
 
-    A line also keeps the `fingerprints` of what it was made with, see `Resolved.fingerprints`.
+    A line also keeps the `fingerprints` of the pair that made it, see `Resolved.fingerprints`.
 
     Attributes:
-        found: its lines by their places.
+        found: the file's lines by their places.
     """
 
     def __init__(
@@ -58,18 +59,18 @@ class Results:
         of_pair: Mapping[str, Any],
         made_with: Mapping[str, str],
     ) -> None:
-        """Reads the file, if there is one; OSError is raised if it cannot be written.
+        """Reads the file, if there is one; raises OSError if it cannot be written.
 
-        ValueError names a line that is no result of this pair for these prompts. Lines of before
-        fingerprints were kept are taken to be of what is there now, with a warning.
+        ValueError names a line that is not a result of this pair for these prompts. Older lines,
+        without fingerprints, are assumed to be of the present pair, with a warning.
         """
         self.path, self.prompts, self.of_pair = disk.writable(path), prompts, of_pair
         self.made_with = dict(made_with)
         try:
             self.found = dict(disk.entries(self.path, self._checked, "result"))
         except ValueError as error:
-            said = str(error).rstrip(".")
-            raise ValueError(f"{said}; write elsewhere, or delete that file.") from error
+            message = str(error).rstrip(".")
+            raise ValueError(f"{message}; write elsewhere, or delete that file.") from error
         if not all("fingerprints" in line for line in self.found.values()):
             logging.warning(fingerprints.UNKNOWN, self.path)
 
@@ -78,12 +79,12 @@ class Results:
         if not 0 <= place[0] < len(self.prompts):
             raise ValueError(f"there is no prompt {place[0] + 1}.")
         asked = self.prompts[place[0]]
-        must = {**self.of_pair, **told(asked)}
-        names = [*must, "logprobs"] if asked.settings.logprobs else must
+        expected = {**self.of_pair, **told(asked)}
+        names = [*expected, "logprobs"] if asked.settings.logprobs else expected
         for name in names:
             if name not in line:
-                raise ValueError(f"it does not say its {name}.")
-        for name, value in must.items():
+                raise ValueError(f"it has no {name}.")
+        for name, value in expected.items():
             if line[name] != value:
                 raise ValueError(f"its {name} is {line[name]!r}, not {value!r}.")
         for name in SHOWN:
@@ -101,38 +102,38 @@ class Results:
     def complete(
         self, pair: "Pair", requests: Mapping[Place, "Request"], batch_size: int
     ) -> list[dict[str, Any]]:
-        """Decodes what is lacking, each on disk as it ends, and gives the lines, now in order.
+        """Decodes the missing texts, saves each as it ends, and returns all lines in order.
 
-        A KeyboardInterrupt says what there is.
+        A KeyboardInterrupt says how many texts the file holds.
         """
         from speculative import progress
 
-        found, total = self.found, len(requests)
-        lacking = [place for place in requests if place not in found]
+        done, total = self.found, len(requests)
+        lacking = [place for place in requests if place not in done]
         listed = [requests[place] for place in lacking]
         began, tokens = time.perf_counter(), 0
         with progress.bar(str(self.path)) as on_progress:
             try:
                 for at, result in pair.serve(listed, batch_size=batch_size):
                     number, sample = lacking[at]
-                    said = line(self.prompts[number], result, self.of_pair)
-                    said |= {"number": number, "sample": sample, "fingerprints": self.made_with}
-                    disk.append(self.path, said)
-                    found[number, sample] = said
+                    entry = line(self.prompts[number], result, self.of_pair)
+                    entry |= {"number": number, "sample": sample, "fingerprints": self.made_with}
+                    disk.append(self.path, entry)
+                    done[number, sample] = entry
                     tokens += len(result.tokens)
                     rate = tokens / (time.perf_counter() - began)
-                    on_progress(f"{rate:,.0f} tokens a second", len(found) / total)
+                    on_progress(f"{rate:,.0f} tokens per second", len(done) / total)
             except KeyboardInterrupt:
                 raise KeyboardInterrupt(
-                    f"; {len(found)} of {total} texts are in {self.path}, the same command goes on"
+                    f"; {len(done)} of {total} texts are in {self.path}; rerun to resume"
                 ) from None
-        lines = [found[place] for place in sorted(found)]
+        lines = [done[place] for place in sorted(done)]
         disk.write(self.path, "".join(f"{disk.json_line(line)}\n" for line in lines))
         return lines
 
 
 def in_order(served: "Iterable[tuple[int, Result]]") -> "Iterator[Result]":
-    """What is served, in the order of numbers from 0, each as soon as those before it are there."""
+    """Yields results in the order of numbers from 0, each once those before it are there."""
     kept: dict[int, Result] = {}
     awaited = 0
     for place, result in served:

@@ -1,6 +1,6 @@
 """The prompts of `generate`: one, those of a file, or lines as they come.
 
-A file of JSON lines, .jsonl, has a `prompt` in each, and may have settings of its own.
+Each line of a .jsonl file is a JSON object with a `prompt`, and may set its own settings.
 """
 
 import argparse
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from speculative.chat import Message, Template
 
 INPUT = "standard input"
-MARK = "> "  # Where a line is awaited.
-# The settings that a line of JSON may have; texts of one run have one draft's gamma and one rule.
+MARK = "> "  # Shown where a line is awaited.
+# The settings that a line of JSON may have; all texts of a run share gamma and rule.
 KNOWN = [
     name for name in SETTINGS if name not in {*OF_RUN, "gamma", "tree", "verification", "lenience"}
 ]
@@ -32,13 +32,13 @@ class Asked(NamedTuple):
 
     text: str
     settings: Settings
-    place: str = ""  # The line that it stands in, for messages.
-    messages: "tuple[Message, ...]" = ()  # Of a chat, in place of a text.
+    place: str = ""  # Its line, for error messages.
+    messages: "tuple[Message, ...]" = ()  # A chat, in place of a text.
 
 
 @dataclasses.dataclass
 class Chats:
-    """Makes prompts of messages; someone who types goes on with all messages so far."""
+    """Renders messages as prompts; typed lines continue a chat of all messages so far."""
 
     template: "Template | None"  # None where prompts are texts.
     system: str | None
@@ -46,7 +46,7 @@ class Chats:
     said: "list[Message]" = dataclasses.field(default_factory=list)
 
     def prompt(self, asked: Asked) -> Asked:
-        """The same as a text; ValueError if the template does not take the messages."""
+        """Renders a prompt as a text; ValueError if the template does not take the messages."""
         from speculative.vocabulary import Rendered
 
         if self.template is None or isinstance(asked.text, Rendered):
@@ -59,7 +59,7 @@ class Chats:
         return rendered
 
     def answered(self, text: str) -> None:
-        """What the model said to the last prompt."""
+        """Records the model's answer to the last prompt."""
         if self.keeps:
             self.said = [*self.said, {"role": "assistant", "content": text}]
 
@@ -71,11 +71,11 @@ def typed(options: argparse.Namespace) -> bool:
 
 
 def arriving(options: argparse.Namespace, prefix: str, settings: Settings) -> Iterator[list[Asked]]:
-    """The prompts that are there already, and then those that come; it waits for the next ones.
+    """Yields the prompts that are there already, then waits for the next ones.
 
-    Blank lines are left out, and said to be. Someone who types is told of a line that is not UTF-8,
-    but not of blank ones, and may leave without a word. Others meet ValueError: there is no prompt,
-    or a line is not UTF-8, or not JSON where it should be.
+    A message counts the blank lines, which are left out. ValueError is raised if there is no
+    prompt, or a line is not UTF-8, or not JSON where it should be. Someone who types sees only a
+    message about a line that is not UTF-8, and none about blank lines or a lack of prompts.
     """
     by_hand, in_json = typed(options), str(options.file).endswith(".jsonl")
     if options.text is not None:
@@ -85,9 +85,9 @@ def arriving(options: argparse.Namespace, prefix: str, settings: Settings) -> It
         origin, chunks = options.file, iter([disk.lines(disk.text(options.file))])
     else:
         origin, chunks = INPUT, _lines(by_hand)
-    found = blank = 0
+    count = blank = 0
     for lines in chunks:
-        first = found + blank + 1
+        first = count + blank + 1
         placed = [
             ("" if options.text is not None else f"Line {number} of {origin}", line)
             for number, line in enumerate(lines, first)
@@ -97,15 +97,15 @@ def arriving(options: argparse.Namespace, prefix: str, settings: Settings) -> It
             prompts = [_read(line, place, prefix, settings) for place, line in placed]
         else:
             prompts = [Asked(prefix + line, settings, place) for place, line in placed]
-        found, blank = found + len(prompts), blank + len(lines) - len(prompts)
+        count, blank = count + len(prompts), blank + len(lines) - len(prompts)
         if prompts:
             yield prompts
     if by_hand:
         return
-    if not found:
+    if not count:
         raise ValueError(f"The prompt is missing: {origin} is empty; give a text to decode.")
     if blank:
-        print(f"Blank lines of {origin} that are left out: {blank}.", file=sys.stderr)
+        print(f"Blank lines of {origin} left out: {blank}.", file=sys.stderr)
 
 
 def _read(line: str, place: str, prefix: str, settings: Settings) -> Asked:
@@ -113,7 +113,7 @@ def _read(line: str, place: str, prefix: str, settings: Settings) -> Asked:
     try:
         fields = json.loads(line)
         if not isinstance(fields, dict):
-            raise ValueError("it is no JSON object with a prompt, a text.")
+            raise ValueError("it is not a JSON object with a prompt, a text.")
         messages = ()
         if "messages" in fields:
             from speculative.chat import checked
@@ -147,7 +147,7 @@ def _lines(by_hand: bool) -> Iterator[list[str]]:
 
 def _arrived(mark: str) -> Iterator[bytes]:
     """Whole lines of standard input, as soon as they are there; all at once if it is a file."""
-    if sys.stdin is None:  # Whoever started this has closed it.
+    if sys.stdin is None:  # The parent process has closed it.
         return
     rest = b""
     stdin: Any = sys.stdin.buffer
@@ -161,7 +161,7 @@ def _arrived(mark: str) -> Iterator[bytes]:
 
 
 def _awaited(read: Callable[[], bytes], mark: str) -> bytes:
-    """What comes next, empty at the end; what then follows the mark begins a line."""
+    """Reads the next input, empty at the end; a line break then follows the mark."""
     data = b""
     try:
         print(mark, end="", file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""The row that a command is about: its gin file's, or what the command line says of it."""
+"""The row that a command works on, from a gin file or from the command line."""
 
 import argparse
 import contextlib
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from speculative.decoding import Decoding
     from speculative.rows.config import RowConfig
 
-DEMO = "demo"  # Instead of a folder of checkpoints: the pair that ships.
-PAPER = "paper"  # Instead of a probability of acceptance: that of the paper's own row.
+DEMO = "demo"  # In place of a folder of checkpoints: the bundled pair.
+PAPER = "paper"  # In place of an acceptance rate: that of the row in the paper.
 SHIPPED_ROW = "configs/runs/table2.gin:debian_ende_t0"
-TASKS = {"debian_target": "debian_ende", "debian_lm": "debian_lm"}  # Of the shipped targets.
-OWN = "own"  # The task of texts of the user's.
+TASKS = {"debian_target": "debian_ende", "debian_lm": "debian_lm"}  # Tasks of the bundled targets.
+OWN = "own"  # The task of the user's own texts.
 
 MODELS = ("--vocabulary", "--dtype", "--quantize", "--quantize_draft", "--mesh", "--draft_mesh")
 TEXTS = ("--task", "--prefix", "--metric", "--columns")
@@ -25,7 +25,7 @@ DECODING = ("--gamma", *SAMPLING, "--verification", "--tree", "--lenience")
 LENGTHS = ("--source_length", "--max_length")
 OPTIONS = ("--target", "--draft", *MODELS, *TEXTS, *DECODING, *LENGTHS, "--seed")
 FREE = {"tpu": (63, 31), "gpu": (15, 15)}
-"""Guesses that a device verifies in little more time than few, by a target as stored and in int8.
+"""Guesses verified in little more time than a few, by a target as stored and by one in int8.
 
 See docs/tpu.md, int8.md and performance.md.
 """
@@ -36,19 +36,19 @@ FIELDS |= {"limit": "num_examples", "weights": "checkpoints", "batch_size": "bat
 
 
 def add_rows(parser: argparse.ArgumentParser) -> None:
-    """What a command may change of all rows of a table: their models and their texts."""
+    """Adds the options that change all rows of a table: their models and texts."""
     _add_models(parser)
     add_options(parser, "--data_file", *MODELS, "--module", "--limit")
     add_options(parser, "--source_length", "--seed", "--gin")
 
 
 def add_row(parser: argparse.ArgumentParser) -> None:
-    """One row: a gin file's, or that of a target, a draft and texts on the command line."""
+    """Adds the options of one row: a gin file's, or a target, a draft and texts."""
     option(
         parser,
         "--gin_file FILE[:ROW]",
-        "a row, and its name where the file has several, instead of a row of your own (without it, "
-        "--target, --draft, --task and --data_file: the shipped pair's first row)",
+        "a row, and its name if the file has several, instead of a row of your own (without "
+        "this, --target, --draft, --task or --data_file: the bundled pair's first row)",
     )
     add_options(parser, "--target", "--draft", *MODELS, target=None)
     _add_models(parser)
@@ -80,7 +80,7 @@ def _probability(text: str) -> float | str:
 def row(options: argparse.Namespace) -> tuple[str, "RowConfig"]:
     """The row of a command, and its name in records.
 
-    Options come before what its file says, and `--gin` before options.
+    Options override its file, and `--gin` overrides options.
     """
     from speculative.rows.config import experiment
 
@@ -97,7 +97,7 @@ def row(options: argparse.Namespace) -> tuple[str, "RowConfig"]:
 
 
 def changed(options: argparse.Namespace, address: str | None) -> "RowConfig":
-    """The row at an address, or one of the command line alone, as the options have it."""
+    """The row at an address, or one from the command line only, as changed by the options."""
     from speculative import tasks
     from speculative.rows.config import paper_numbers, read_row
 
@@ -108,7 +108,7 @@ def changed(options: argparse.Namespace, address: str | None) -> "RowConfig":
     if options.checkpoints not in (None, DEMO):
         fields["checkpoints"] = options.checkpoints
     config = read_row(address, options.gin, fields)
-    more: dict[str, Any] = {}  # What depends on the row.
+    more: dict[str, Any] = {}  # Fields that depend on the row.
     if auto:
         more["tree"] = _tree_of_row(options, config)
     for file in options.data_file or ():
@@ -132,9 +132,9 @@ def changed(options: argparse.Namespace, address: str | None) -> "RowConfig":
 def usual_tree(
     how: "RowConfig | Decoding", draft: str, quantize: str | None, platform: str | None = None
 ) -> int:
-    """The guesses of a tree that pays on a platform, by default this machine's.
+    """The number of guesses in a tree that pays on a platform, by default this machine's.
 
-    It is 0 where a chain pays, or the draft or the rule has chains only.
+    It is 0 where a chain pays, or the draft or the rule supports only chains.
     """
     import jax
 
@@ -150,7 +150,7 @@ def usual_tree(
 
 
 def _tree_of_row(options: argparse.Namespace, config: "RowConfig") -> int:
-    """The `usual_tree` of a row, of the TPU that it is compiled for."""
+    """The `usual_tree` of a row, on a TPU if it is compiled for one."""
     from speculative.measurement import chips
 
     there = getattr(options, "topology", chips.PRESENT) == chips.PRESENT
@@ -159,13 +159,13 @@ def _tree_of_row(options: argparse.Namespace, config: "RowConfig") -> int:
 
 
 def table_name(options: argparse.Namespace) -> str:
-    """The name of a table's file and results: its number, 4 being 2, and its family."""
+    """The name of a table's file and results: its number (2 for 4) and its family."""
     number = "2" if options.table == "4" else options.table
     return number if options.family is None else f"{number}_{options.family}"
 
 
 def of_table(options: argparse.Namespace) -> dict[str, "RowConfig"]:
-    """The rows of a table by their names in records, as the options have them."""
+    """The rows of a table by their names in records, as changed by the options."""
     from speculative.rows.config import experiment, read_row
     from speculative.studies import sweep
 
@@ -178,10 +178,10 @@ def of_table(options: argparse.Namespace) -> dict[str, "RowConfig"]:
     for file in options.data_file or ():
         if len(tasks) > 1 and file.partition("=")[0] not in tasks:
             raise ValueError(
-                f"--data_file {file} does not say of which task it is; put one of "
+                f"--data_file {file} does not name its task; put one of "
                 f"{', '.join(tasks)} and = before the file."
             )
-    tree, options.tree = options.tree, None  # Which rules verify it depends on the row.
+    tree, options.tree = options.tree, None  # The rules that verify it depend on the row.
     configs = {experiment(row): changed(options, row) for row in listed}
     trees = _with_trees(options, configs, tree) if tree else {}
     if rules := getattr(options, "rules", None):
@@ -193,15 +193,15 @@ def of_table(options: argparse.Namespace) -> dict[str, "RowConfig"]:
     if not configs:
         raise ValueError(
             f"Table {options.table} has no row for these checkpoints; give a folder of "
-            "checkpoints, or demo for the pair that ships (--checkpoints)."
+            "checkpoints, or demo for the bundled pair (--checkpoints)."
         )
     return configs
 
 
 def _of_rules(configs: dict[str, "RowConfig"], rules: list[str]) -> dict[str, "RowConfig"]:
-    """Rows with other rules of verification, whose names then end in it.
+    """Rows with other verification rules, which are appended to their names.
 
-    Several are compared above temperature 0 alone: below, they do the same.
+    Several rules are compared only above temperature 0; at 0 they do the same.
     """
     return {
         name if rule == "token" else f"{name}_{rule}": dataclasses.replace(row, verification=rule)
@@ -213,14 +213,14 @@ def _of_rules(configs: dict[str, "RowConfig"], rules: list[str]) -> dict[str, "R
 def _with_trees(
     options: argparse.Namespace, configs: dict[str, "RowConfig"], tree: int | str
 ) -> dict[str, tuple[str, "RowConfig"]]:
-    """By name of a row, its name and itself with trees in place of chains.
+    """Rows with trees in place of chains, and their new names, by their old names.
 
-    Above temperature 0 only coupled verification has trees. Rows are left out whose draft guesses
-    chains, that are lenient, or of a gamma that such a tree does not fit.
+    Above temperature 0 only coupled verification supports trees. Rows are left out if their draft
+    guesses chains, if they are lenient, or if such a tree does not fit their gamma.
     """
     from speculative.drafts import named
 
-    found: dict[str, tuple[str, RowConfig]] = {}
+    with_trees: dict[str, tuple[str, RowConfig]] = {}
     for name, row in configs.items():
         rule = row.verification if row.temperature == 0 else "coupled"
         if named.grows(row.draft):
@@ -228,14 +228,15 @@ def _with_trees(
                 row = dataclasses.replace(row, verification=rule)
                 nodes = _tree_of_row(options, row) if tree == AUTO else tree
                 if nodes:
-                    found[name] = f"{name}_tree{nodes}", dataclasses.replace(row, tree=nodes)
-    if not found and tree != AUTO:
+                    tree_row = dataclasses.replace(row, tree=nodes)
+                    with_trees[name] = f"{name}_tree{nodes}", tree_row
+    if not with_trees and tree != AUTO:
         raise ValueError(
-            f"No row of the table can have trees of {tree} guesses: they are for models and "
-            "n-grams as drafts, lenience 1, and a gamma of which they are no less and that they "
-            "fill; leave --tree out, or give another number."
+            f"No row of the table can have trees of {tree} guesses: they need a model or n-grams "
+            "as the draft, lenience 1, and a gamma of at most their number, deep enough to hold "
+            "them; leave --tree out, or give another number."
         )
-    return found
+    return with_trees
 
 
 def import_module(options: argparse.Namespace) -> None:
@@ -247,15 +248,15 @@ def import_module(options: argparse.Namespace) -> None:
 
 
 def _own(options: argparse.Namespace) -> dict[str, Any]:
-    """What a row of the command line has where no option says otherwise: as in `generate`."""
+    """The defaults of a row from the command line, which are those of `generate`."""
     from speculative.loading import default_draft
 
     target = options.target or "debian_target"
-    found: dict[str, Any] = {"target": target, "temperature": 0.0, "gamma": 5, "task": OWN}
+    fields: dict[str, Any] = {"target": target, "temperature": 0.0, "gamma": 5, "task": OWN}
     if options.draft is None:
-        found["draft"] = default_draft(target, options.weights is not None)
+        fields["draft"] = default_draft(target, options.weights is not None)
     if options.data_file is None and options.task is None:
-        found["task"] = TASKS.get(target, OWN)
-    if found["task"] == OWN and options.task is None:
-        found["prefix"] = ""  # Nothing is put before a text that was not asked for.
-    return found
+        fields["task"] = TASKS.get(target, OWN)
+    if fields["task"] == OWN and options.task is None:
+        fields["prefix"] = ""  # The user's own texts get a prefix only on request.
+    return fields

@@ -38,7 +38,7 @@ def _run(options: argparse.Namespace) -> None:
 
 
 def _measure(configs: dict[str, "RowConfig"], folder: pathlib.Path) -> None:
-    """Measures rows, and shows them as tables and as a page."""
+    """Measures rows and shows them as tables and as a page."""
     from speculative.studies import sweep
 
     _show(sweep.run(configs, folder), folder)
@@ -48,7 +48,7 @@ def _show(measured: "list[Record]", folder: pathlib.Path) -> None:
     from speculative.reporting import page, tables
 
     if measured:
-        try:  # Neither page nor terminal can lose the other.
+        try:  # The tables are shown even if the page fails.
             page.write([folder], folder / "report.html")
         finally:
             tables.show_records(measured)
@@ -56,21 +56,21 @@ def _show(measured: "list[Record]", folder: pathlib.Path) -> None:
 
 
 def _add_table(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("table", help="of the paper: 1, 2, 3 or 5; 4 has the rows of 2")
+    parser.add_argument("table", help="number in the paper: 1, 2, 3 or 5; 4 has the rows of 2")
     rows.add_rows(parser)
     add_options(parser, "--family")
-    said = "how guesses are verified; several rules are compared, above temperature 0"
-    option(parser, "--verification RULE[,RULE]", said, lambda text: text.split(","), dest="rules")
-    said = "each row with trees of so many guesses too, above temperature 0 verified by coupled; "
-    said += "auto is as many as the device verifies in the time of few"
-    option(parser, "--tree N", said, nodes)
-    said = "processes that share each row's texts, with a device, a mesh of devices or their share "
-    said += "of the cores each; auto is as many as there are (one process)"
-    option(parser, "--workers N", said, _workers)
-    said = "with --workers: this host's number, from 0, and how many hosts share the texts, each "
-    said += "with a folder of its own; report merges what is copied into one (0/1)"
-    option(parser, "--hosts K/N", said, _host, default=(0, 1))
-    parser.add_argument("--worker", help=argparse.SUPPRESS)  # K/N, of a process that one started.
+    text = "how guesses are verified; several rules are compared above temperature 0"
+    option(parser, "--verification RULE[,RULE]", text, lambda text: text.split(","), dest="rules")
+    text = "also each row with trees of N guesses, above temperature 0 verified by coupled; auto "
+    text += "is as many as the device verifies in about the time of a few"
+    option(parser, "--tree N", text, nodes)
+    text = "processes that share each row's texts; each has a device, a mesh of devices or its "
+    text += "share of the cores; auto is as many as there are (one process)"
+    option(parser, "--workers N", text, _workers)
+    text = "with --workers: this host's number, from 0, and the number of hosts that share the "
+    text += "texts, each with its own folder; report merges folders copied into one (0/1)"
+    option(parser, "--hosts K/N", text, _host, default=(0, 1))
+    parser.add_argument("--worker", help=argparse.SUPPRESS)  # K/N, for processes started here.
     option(parser, "--output_dir DIR", "(results/tableN)")
 
 
@@ -104,7 +104,7 @@ def _host(text: str) -> tuple[int, int]:
 
 
 def _work(options: argparse.Namespace, folder: pathlib.Path) -> None:
-    """What one of several workers does."""
+    """Runs one of several workers."""
     from speculative.studies import sweep, workers
 
     worker, of = map(int, options.worker.split("/"))
@@ -116,14 +116,14 @@ def _work(options: argparse.Namespace, folder: pathlib.Path) -> None:
 
 
 def _share(options: argparse.Namespace, folder: pathlib.Path) -> None:
-    """Starts workers; when they have ended, measures costs alone and shows all."""
+    """Starts workers; when they have ended, measures costs without them and shows all."""
     from speculative import checks, disk
     from speculative.reporting import page
     from speculative.rows.config import RANDOM
     from speculative.studies import sweep, workers
     from speculative.tasks.prompts import load_prompts
 
-    # Before anything asks JAX for its devices, which then would be this process's.
+    # Count before anything asks JAX for its devices, which this process would then hold.
     platform, count = workers.count(options.workers, options.mesh)
     options.platform = platform
     configs = rows.of_table(options)
@@ -141,14 +141,14 @@ def _share(options: argparse.Namespace, folder: pathlib.Path) -> None:
         if hosts == 1:
             _show(sweep.finish(configs, folder), folder)
             return
-        own = range(host * count, (host + 1) * count)  # The others' texts are elsewhere.
-        sweep.work(configs, folder, own[0], hosts * count, own)  # What a dead worker left.
+        own = range(host * count, (host + 1) * count)  # Other hosts have the other texts.
+        sweep.work(configs, folder, own[0], hosts * count, own)  # Texts left by dead workers.
         page.write([folder], folder / "report.html")
         print(f"Written: {folder / 'report.html'}, of this host's texts.")
 
 
 def _without_workers(arguments: list[str]) -> list[str]:
-    """The arguments of a command without `--workers`, and its value."""
+    """The arguments of a command without `--workers` and its value."""
     kept, words = [], iter(arguments)
     for word in words:
         if word == "--workers":
@@ -166,8 +166,8 @@ def _tune(options: argparse.Namespace) -> None:
 
 
 def _add_report(parser: argparse.ArgumentParser) -> None:
-    said = "a folder that demo, run or table wrote"
-    parser.add_argument("folders", nargs="+", metavar="PATH", help=said)
+    text = "a folder that demo, run or table wrote"
+    parser.add_argument("folders", nargs="+", metavar="PATH", help=text)
     option(parser, "--output FILE", "(report.html in the first folder)")
 
 
@@ -181,9 +181,9 @@ def _report(options: argparse.Namespace) -> None:
 
 
 COMMANDS = {
-    "demo": Command("measure the speed-up on the shipped prompts and show it", _add_demo, _demo),
-    "run": Command("measure a row of a table, or go on with it", _add_run, _run),
+    "demo": Command("measure and show the speed-up on the bundled prompts", _add_demo, _demo),
+    "run": Command("measure a row of a table, or resume it", _add_run, _run),
     "table": Command("measure all rows of a table of the paper", _add_table, _table),
     "tune": Command("find the best gamma for a pair on a task", rows.add_row, _tune),
-    "report": Command("write what was measured as one HTML page", _add_report, _report),
+    "report": Command("write measurements as one HTML page", _add_report, _report),
 }

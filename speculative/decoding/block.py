@@ -1,10 +1,10 @@
 """Block verification: the guesses of a step are verified together (Sun et al., arXiv 2403.10444).
 
-Algorithm 2 there. With p_0 = 1, p_i = min(1, p_(i-1) p(x_i) / q(x_i)) is the probability with
-which the first i guesses are kept as a block, and Z_i = sum over x of max(0, p_i p(x) - q(x)),
-given these guesses, is what is left of the target after them. i guesses pass with probability
-h_i = Z_i / (Z_i + 1 - p_i), or 1 where that is 0/0; the largest i that passes is accepted. After
-the last guess q is 0, so that h is p_i there.
+This is Algorithm 2 there. Let p_0 = 1, and let p_i = min(1, p_(i-1) p(x_i) / q(x_i)) be the
+probability with which the first i guesses are kept as a block. Given these guesses, Z_i = sum over
+x of max(0, p_i p(x) - q(x)) is the mass of the target left after them. i guesses pass with
+probability h_i = Z_i / (Z_i + 1 - p_i), or 1 where that is 0/0; the largest i that passes is
+accepted. After the last guess q is 0, so h is p_i there.
 """
 
 import jax.numpy as jnp
@@ -15,10 +15,9 @@ from speculative.decoding.reference import draw
 
 
 def kept(guesses: Array, p: Array, q: Array) -> tuple[Array, Array]:
-    """p_i and h_i, of 0 to G guesses, both [B, G + 1].
+    """The arrays of p_i and h_i for 0 to G guesses, both [B, G + 1].
 
-    Guesses are [B, G]; p [B, G + 1, V] and q [B, G + 1, V], which is 0 after the last guess, are
-    standardised.
+    Guesses are [B, G]; p and q [B, G + 1, V] are standardised, and q is 0 after the last guess.
     """
     chosen = guesses[..., None]
     p_guess = jnp.take_along_axis(p[:, :-1], chosen, axis=-1)[..., 0]
@@ -35,7 +34,7 @@ def kept(guesses: Array, p: Array, q: Array) -> tuple[Array, Array]:
 
 
 def largest(passed: Array) -> Array:
-    """The most guesses that pass together, whether or not fewer do: [B, G] -> [B] int32."""
+    """The largest number of guesses that passes, even if fewer fail: [B, G] -> [B] int32."""
     sizes = jnp.arange(1, passed.shape[1] + 1)
     return jnp.max(jnp.where(passed, sizes, 0), axis=1, initial=0)
 
@@ -43,9 +42,9 @@ def largest(passed: Array) -> Array:
 def verify_reference(
     guesses: list[int], p: np.ndarray, q: np.ndarray, r: np.ndarray, correct: np.ndarray
 ) -> tuple[int, int]:
-    """How many guesses are accepted and the token after them, as `reference.verify` gives them.
+    """The number of accepted guesses and the token after them, as from `reference.verify`.
 
-    The number r_i [G] tests the first i + 1 guesses.
+    Entry i of r [G] tests the first i + 1 guesses.
     """
     whole, passes = [1.0], []
     for i, guess in enumerate(guesses):

@@ -25,7 +25,7 @@ from speculative.sampling import first, greatest, log_probabilities
 from speculative.tree import Growth
 from speculative.types import PAD_ID, PADDING, Flags, Inputs, PyTree, Rows, State
 
-PROPOSING = "propose"  # The name of the draft's part of a step, in profiles and compiled programs.
+PROPOSING = "propose"  # Names the draft's part of a step in profiles and compiled programs.
 
 
 class Models(NamedTuple):
@@ -44,9 +44,9 @@ class Params(NamedTuple):
 
 @struct.dataclass
 class Progress(Output):
-    """A generation that is not finished: its output so far, tokens [B, capacity], and states."""
+    """An unfinished generation: its output so far, with tokens [B, capacity], and its states."""
 
-    target: State  # Its cache holds all of the text but the newest token.
+    target: State  # Its cache holds the whole text except the newest token.
     draft: State
     last: Rows  # The newest token.
     finished: Flags
@@ -54,31 +54,31 @@ class Progress(Output):
 
 @struct.dataclass
 class Step:
-    """The result of one step, of D = gamma guesses.
+    """The result of one step with D = gamma guesses.
 
-    Of a tree they are those along the accepted path, and behind them any.
+    In a tree, these are the guesses along the accepted path, followed by arbitrary ones.
     """
 
     tokens: Array  # [B, D + 1] the block; the first `count` were emitted.
-    count: Rows  # Tokens emitted, 0 for a row that had finished.
-    guesses: Array  # [B, D] of the draft.
+    count: Rows  # Tokens emitted, 0 for a row that had already finished.
+    guesses: Array  # [B, D] the draft's.
     accepted: Rows
     finished: Flags
     finite: Flags  # Whether the target's logits were finite.
-    fault: Rows  # Of the proposal, in `drafts.base.FAULTS`.
-    drafted: Rows  # Guesses proposed, those beside the path among them.
-    by_position: Array  # [B, D, 1 + R] of the step, as of `Output`.
+    fault: Rows  # The proposal's fault, an index into `drafts.base.FAULTS`.
+    drafted: Rows  # Guesses proposed, including those off the path.
+    by_position: Array  # [B, D, 1 + R] the step's counts; see `Output`.
 
 
 @dataclasses.dataclass
 class Earlier:
-    """The text that was streamed last, as the target has read it: the earlier turns of a chat."""
+    """The text streamed last and the target's state for it: the earlier turns of a chat."""
 
     tokens: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0, np.int32))
     target: Started | None = None
 
     def taken(self, inputs: np.ndarray) -> tuple[Started | None, Array]:
-        """What was read, which is given away, and how many tokens of a prompt [S] begin it."""
+        """Hands over the state, and the number of its tokens with which a prompt [S] begins."""
         count = min(len(self.tokens), int((inputs != PADDING).sum()) - 1)
         other = self.tokens[:count] != inputs[:count]
         known = int(other.argmax()) if other.any() else count
@@ -86,10 +86,10 @@ class Earlier:
         return begun if known else None, jnp.int32(known)
 
     def keep(self, inputs: np.ndarray, progress: Progress, hidden: dict[str, Array]) -> None:
-        """Keeps what was read of a text, where the hidden states are of the prompt only."""
+        """Stores the text read so far, or the prompt if there is `hidden`, which covers no more."""
         prompt, written = inputs[inputs != PADDING], int(progress.lengths[0])
-        behind = [] if hidden else np.asarray(progress.tokens)[0, : max(written - 1, 0)]
-        self.tokens = np.concatenate([prompt, behind]).astype(np.int32)
+        emitted = [] if hidden else np.asarray(progress.tokens)[0, : max(written - 1, 0)]
+        self.tokens = np.concatenate([prompt, emitted]).astype(np.int32)
         self.target = Started(progress.target, hidden)
 
 
@@ -110,7 +110,7 @@ def _started(
     cache_length: int,
     target: Started,
 ) -> Progress:
-    """Likewise, of inputs that the target has read."""
+    """The progress before the first token, for inputs that the target has read."""
     batch, draft = inputs.shape[0], models.draft
     zeros = jnp.zeros(batch, jnp.int32)
     return Progress(
@@ -138,12 +138,13 @@ def propose(
     config: Decoding,
     history: History | None,
 ) -> Proposal:
-    """The guesses of a step, a chain or a tree; the arguments are those of `Draft.propose`."""
-    given = params, state, last
+    """Proposes a step's guesses, a chain or a tree; for the arguments see `Draft.propose`."""
+    arguments = params, state, last
     if config.growth is None:
-        return draft.propose(*given, numbers, config.sampling, config.vocab_size, history)
+        return draft.propose(*arguments, numbers, config.sampling, config.vocab_size, history)
     noise = None if config.sampling.greedy else numbers
-    return draft.grow(*given, noise, config.sampling, config.vocab_size, config.growth, history)
+    settings = config.sampling, config.vocab_size, config.growth
+    return draft.grow(*arguments, noise, *settings, history)
 
 
 def step(
@@ -157,8 +158,8 @@ def step(
     if draft:
         to_guess = jnp.asarray(config.rule.to_guess(numbers))
         with jax.named_scope(PROPOSING):
-            given = params.draft, progress.draft, progress.last, to_guess
-            proposal = propose(draft, *given, config, history)
+            arguments = params.draft, progress.draft, progress.last, to_guess
+            proposal = propose(draft, *arguments, config, history)
         require_shapes(proposal, len(progress.last), config.guesses, vocab_size)
         of_step = jnp.where(progress.finished, 0, fault_of(proposal, to_guess, vocab_size))
         fault = jnp.where(fault > 0, fault, of_step)
@@ -175,12 +176,12 @@ def step(
     known = jnp.isfinite(greatest(logits, config.sampling))
     path, ranks = None, None
     if tree is None:
-        given = guesses, logits, proposal.q, config.sampling, numbers
-        accepted, next_token = config.rule.verify(*given)
+        arguments = guesses, logits, proposal.q, config.sampling, numbers
+        accepted, next_token = config.rule.verify(*arguments)
         tested = jnp.minimum(accepted + 1, gamma)
-    else:  # From here on the guesses are a chain, those along the path.
-        given = guesses, logits, config.sampling, numbers
-        path, accepted, next_token = config.rule.verify_tree(*given, tree)
+    else:  # From here on the guesses are the chain along the path.
+        arguments = guesses, logits, config.sampling, numbers
+        path, accepted, next_token = config.rule.verify_tree(*arguments, tree)
         tested = tree.tested(path, accepted)
         proposal = proposal.along(path)
         guesses, known = proposal.guesses, jnp.take_along_axis(known, path, axis=1)
@@ -197,9 +198,9 @@ def step(
     lengths = progress.lengths + count
     live = ~progress.finished
     finished = progress.finished | (end <= accepted) | (lengths >= config.max_length)
-    # Of a text that is not to be, as after a rejected guess, a processor may forbid every token.
-    said = jnp.arange(gamma + 1) < count[:, None]
-    finite = (known | ~said).all(axis=1)
+    # After a text that is not kept, as after a rejected guess, a processor may forbid every token.
+    emitted = jnp.arange(gamma + 1) < count[:, None]
+    finite = (known | ~emitted).all(axis=1)
     depths = jnp.arange(gamma)[:, None]
     tested, stood = (
         depths < jnp.minimum(each, count)[:, None, None] for each in (tested, accepted)
@@ -230,8 +231,8 @@ def step(
         fault=fault,
         logprobs=logprobs,
     )
-    said = block, count, guesses, accepted, finished, progress.finite, fault
-    return progress, Step(*said, live * config.guesses, by_position.astype(jnp.int32))
+    results = block, count, guesses, accepted, finished, progress.finite, fault
+    return progress, Step(*results, live * config.guesses, by_position.astype(jnp.int32))
 
 
 def _grown(
@@ -246,7 +247,7 @@ def decode(models: Models, params: Params, inputs: Array, draws: Array, config: 
     """The compiled program behind `generate`."""
 
     def finish(progress: Progress, size: int, *larger: int) -> Output:
-        """Decodes in caches of this size until a row fills them, then in larger ones."""
+        """Decodes with caches of this size until a row fills them, then with larger ones."""
 
         def runs(progress: Progress) -> Array:
             live = ~progress.finished
@@ -261,7 +262,7 @@ def decode(models: Models, params: Params, inputs: Array, draws: Array, config: 
         )
         if not larger:
             return output(progress, config)
-        # Both branches return the output alone: caches that left them would be copied.
+        # Both branches return only the output: returned caches would be copied.
         over = progress.finished.all()
         return lax.cond(over, functools.partial(output, config=config), go_on, progress)
 
@@ -270,7 +271,7 @@ def decode(models: Models, params: Params, inputs: Array, draws: Array, config: 
 
 
 def output(progress: Progress, config: Decoding) -> Output:
-    """What a generation's rows have so far, without the room for a step beyond the longest."""
+    """The output of a generation's rows so far, without the spare positions past the longest."""
     kept = jnp.arange(config.longest) < progress.lengths[:, None]
     tokens = jnp.where(kept, progress.tokens[:, : config.longest], PAD_ID)
     logprobs = progress.logprobs[:, : config.longest]
@@ -279,11 +280,11 @@ def output(progress: Progress, config: Decoding) -> Output:
 
 
 def used(target: Model, draft: Draft | None, params: Params, gamma: int) -> tuple[Models, Params]:
-    """Models and parameters of a generation; without guesses, the target's alone."""
+    """A generation's models and parameters; without guesses, only the target's."""
     if gamma == 0:
         return Models(target, None), Params(params.target)
     if draft is None:
-        raise ValueError(f"gamma = {gamma} needs a draft; give one, or 0.")
+        raise ValueError(f"gamma = {gamma} needs a draft; give one, or set gamma to 0.")
     return Models(target, draft), params
 
 
@@ -298,10 +299,10 @@ def generate(
     """Decodes inputs [B, S] in one dispatch, by the target alone if gamma is 0.
 
     With an exact rule the outputs have the target's distribution (Leviathan et al., A.1); at
-    temperature 0 they are its greedy outputs. `draws` are from `Decoding.draws`.
+    temperature 0 they are its greedy outputs. `draws` come from `Decoding.draws`.
 
     Raises:
-        ValueError: draws are not of the settings' shape.
+        ValueError: draws do not have the shape that the settings need.
     """
     config.check_draws(draws, len(inputs))
     models, params = used(target, draft, params, config.gamma)
@@ -317,13 +318,13 @@ def _resumed(
     config: Decoding,
     cache_length: int,
 ) -> tuple[Progress, dict[str, Array]]:
-    """`start` of which the target knows the first tokens; and what it gave of hidden states."""
+    """Like `start` after the target has read the first tokens; also gives its hidden states."""
     layers = models.draft.layers if models.draft else ()
-    given = inputs, cache_length
+    arguments = inputs, cache_length
     if begun is None:
-        target = models.target.start(params.target, *given, layers=layers)
+        target = models.target.start(params.target, *arguments, layers=layers)
     else:
-        target = models.target.resume(params.target, begun, known, *given)
+        target = models.target.resume(params.target, begun, known, *arguments)
     return _started(models, params, inputs, config, cache_length, target), target.hidden
 
 
@@ -342,13 +343,13 @@ def stream(
     config: Decoding,
     earlier: Earlier | None = None,
 ) -> Iterator[Step]:
-    """Gives the steps of `generate`, in NumPy arrays; step i while step i + 1 runs.
+    """Yields the steps of `generate` as NumPy arrays, step i while step i + 1 runs.
 
-    Of a single prompt that begins like the text that was `earlier` streamed, the target reads the
-    rest; then this text is the earlier one. A draft reads all of it.
+    If a single prompt begins like the text streamed `earlier`, the target reads only the rest;
+    afterwards `earlier` holds this text. A draft reads the whole prompt.
 
     Raises:
-        ValueError: draws are not of the settings' shape.
+        ValueError: draws do not have the shape that the settings need.
     """
     config.check_draws(draws, len(inputs))
     models, params = used(target, draft, params, config.gamma)
@@ -360,8 +361,9 @@ def stream(
         if earlier is None:
             progress = begin(models, params, inputs, config, size)
         else:
-            given = models, params, inputs
-            progress, hidden = _resume(*given, *earlier.taken(np.asarray(inputs)[0]), config, size)
+            progress, hidden = _resume(
+                models, params, inputs, *earlier.taken(np.asarray(inputs)[0]), config, size
+            )
         longest, running = 0, None
         try:
             while True:
@@ -381,4 +383,4 @@ def stream(
             if earlier is not None:
                 earlier.keep(np.asarray(inputs)[0], progress, hidden)
 
-    return steps()  # `stream` itself is no generator, so that it raises when it is called.
+    return steps()  # `stream` itself is not a generator, so it raises when called.

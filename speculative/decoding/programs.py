@@ -1,4 +1,4 @@
-"""Programs of a pair, compiled with what the compiler of the device needs to be told."""
+"""Programs of a pair, compiled with the options that suit the device."""
 
 import contextlib
 import ctypes
@@ -21,7 +21,7 @@ from speculative.types import PyTree
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_compiling: list[tuple[float, float]] = []  # When JAX traced or compiled, from and to.
+_compiling: list[tuple[float, float]] = []  # Start and end times of JAX's tracing and compiling.
 
 
 def _note(event: str, duration_secs: float, **kwargs: str | int) -> None:
@@ -29,7 +29,7 @@ def _note(event: str, duration_secs: float, **kwargs: str | int) -> None:
         return
     ends = time.perf_counter()
     begins = ends - duration_secs
-    while _compiling and _compiling[-1][0] >= begins:  # What was traced within is part of it.
+    while _compiling and _compiling[-1][0] >= begins:  # Nested events are included.
         _compiling.pop()
     _compiling.append((begins, ends))
 
@@ -38,18 +38,18 @@ jax.monitoring.register_event_duration_secs_listener(_note)
 
 
 def seconds_compiling() -> float:
-    """The seconds in which this process has traced and compiled so far."""
+    """The seconds that this process has spent on tracing and compiling so far."""
     return sum(ends - begins for begins, ends in _compiling)
 
 
 def _trim() -> None:
-    """Gives back what compilers have freed, of which the C library of Linux keeps much."""
+    """Returns memory that compilers freed, which Linux's C library would otherwise hold."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL("libc.so.6").malloc_trim(0)
 
 
 def bytes_of(tree: PyTree) -> int:
-    """The bytes of arrays, or of arrays of which there are shapes only."""
+    """The size in bytes of arrays, or of arrays given only by their shapes."""
     return sum(math.prod(x.shape) * np.dtype(x.dtype).itemsize for x in jax.tree.leaves(tree))
 
 
@@ -61,46 +61,46 @@ def _options(models: Any, params: PyTree, *_: Any, device: Any = None) -> dict[s
 
 
 def _lying(function: Callable[..., T], on: Mesh, spread: bool) -> Callable[..., T]:
-    """The function, with results that lie on a mesh as `sharding.shardings` says."""
+    """The function, with its results laid out on a mesh by `sharding.shardings`."""
 
     def own(*given: Any) -> T:
-        found = function(*given)
-        where = sharding.shardings(found, on, draft=spread)
-        return jax.lax.with_sharding_constraint(found, where)
+        results = function(*given)
+        where = sharding.shardings(results, on, draft=spread)
+        return jax.lax.with_sharding_constraint(results, where)
 
     return own
 
 
 class Program(Generic[P, T]):
-    """A jitted function whose first arguments are a pair's models, a static one, and parameters.
+    """A jitted function whose first arguments are a pair's models (static) and their parameters.
 
-    It is `jax.jit` of the function but for the compiler's options, which are those of
-    `backends.compiler_options`; in that on several devices results lie as `sharding.shardings` says
-    of their names; and in that it forgets: of all that was compiled for other models, settings and
-    shapes, the `KEPT` programs last used are kept.
+    It differs from `jax.jit` of the function in three ways. It compiles with the options of
+    `backends.compiler_options`; on several devices it lays results out by their names, as
+    `sharding.shardings` does; and of all programs, for whichever models, settings and shapes, it
+    keeps only the `KEPT` last used.
     """
 
-    # Costs are timed in turns with up to 19 programs (`tune`); batches with two of each size, and
-    # two that begin texts.
+    # `tune` times costs in turns with up to 19 programs; batches use two for each size, and two
+    # that begin texts.
     KEPT = 24
-    _kept: ClassVar[dict[tuple[Any, ...], Any]] = {}  # Jitted functions; the last used one is last.
+    _kept: ClassVar[dict[tuple[Any, ...], Any]] = {}  # Jitted functions, the last used one last.
     _lock = threading.Lock()
 
     def __init__(
         self, function: Callable[P, T], donated: tuple[str, ...] = (), static: int = 0
     ) -> None:
-        """A program of the function.
+        """Makes a program of the function.
 
-        The arguments named `donated` are given away; as many of the last as `static` says are
-        static, and hashable.
+        The arguments named in `donated` are donated; the last `static` arguments are static and
+        must be hashable.
         """
         functools.update_wrapper(self, function)
         self._function, self._donated, self._static = function, donated, static
 
     def _of(self, given: Sequence[Any], device: Any = None) -> Any:
-        """The jitted function for arguments on a device, by default the present one."""
+        """The jitted function for arguments on a device, by default the current one."""
         models, end = given[0], len(given) - self._static
-        # Parameters are as large as their model says.
+        # The models determine the shapes of parameters.
         leaves, tree = jax.tree.flatten(given[2:end])
         on, spread = sharding.mesh_of(given[1]), False
         if on and models.draft is not None:
@@ -109,7 +109,7 @@ class Program(Generic[P, T]):
         key = self, device, models, on, spread, tree, shapes, tuple(given[end:])
         with self._lock:
             if (jitted := self._kept.pop(key, None)) is None:
-                # A function of its own, or JAX would keep what it traced for as long as this one.
+                # JAX keeps traces as long as their function lives, so each program gets its own.
                 function = _lying(self._function, on, spread) if on else self._function
                 own = functools.wraps(self._function)(functools.partial(function))
                 jitted = jax.jit(
@@ -125,16 +125,16 @@ class Program(Generic[P, T]):
         return jitted
 
     def __call__(self, *given: P.args, **named: P.kwargs) -> T:
-        """Runs the function on the present device; its arguments come by position."""
+        """Runs the function on the current device; its arguments are positional."""
         assert not named
         return self._of(given)(*given)
 
     def lower(self, *given: Any, device: Any = None) -> Any:
-        """What `jax.jit`'s `lower` gives, for a device that may be described only."""
+        """Lowers like `jax.jit`, for a device that may only be described."""
         return self._of(given, device).lower(*given)
 
     def clear_cache(self) -> None:
-        """Forgets what was traced and compiled of this function."""
+        """Drops everything traced and compiled for this function."""
         with self._lock:
             for key in [key for key in self._kept if key[0] is self]:
                 self._kept.pop(key).clear_cache()

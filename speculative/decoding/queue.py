@@ -1,4 +1,4 @@
-"""Many texts in the rows of one batch: a row whose text has ended begins the next one."""
+"""Decodes many texts in one batch: a row whose text has ended begins the next one."""
 
 import dataclasses
 import functools
@@ -22,30 +22,30 @@ from speculative.types import Inputs
 
 
 class Request(NamedTuple):
-    """A text to decode: its source or prompt [1, S], how, and what its random numbers belong to.
+    """A text to decode: its source or prompt [1, S], settings and the keys of its random numbers.
 
-    Of neighbouring requests that share a source it is read once.
+    A source that neighbouring requests share is read once.
     """
 
     source: Inputs
     config: Decoding
     seed: int = 0
     example: int = 0
-    stop: tuple[str, ...] = ()  # Texts with which it ends, none of them shown.
-    show_special: bool = False  # Whether its text shows special tokens.
+    stop: tuple[str, ...] = ()  # Strings that end the text; they are not shown.
+    show_special: bool = False  # Whether the text shows special tokens.
 
     @property
     def draws(self) -> Array:
-        """The text's random numbers, of `Decoding.draws`."""
+        """The text's random numbers, from `Decoding.draws`."""
         return self.config.draws(self.seed, np.array([self.example]))
 
     @property
     def alone(self) -> "Request":
-        """The same text by the target alone."""
+        """The same text, decoded by the target alone."""
         return self._replace(config=self.config.alone)
 
     def sample(self, number: int) -> "Request":
-        """The request of a sample, numbered up to `checks.MAX_SAMPLES`; this one is the first."""
+        """The request of sample `number`, up to `checks.MAX_SAMPLES`; this request is sample 0."""
         example = checks.whole("example", self.example + number * 2**20, 0, 2**31)
         return self._replace(example=example)
 
@@ -60,7 +60,7 @@ def run(
     enough: Array,
     most: Array,
 ) -> tuple[Progress, Array, Output]:
-    """Steps until `enough` rows have ended, or a row has taken `most` more; and the output."""
+    """Steps until `enough` rows have ended or one has taken `most` steps; also gives the output."""
     before = progress.target_calls
 
     def runs(progress: Progress) -> Array:
@@ -76,10 +76,10 @@ def run(
 def put_row(
     progress: Progress, draws: Array, row: int, one: Progress, own: Array
 ) -> tuple[Progress, Array]:
-    """Replaces a row of a batch by that of a batch of 1, with its random numbers.
+    """Replaces a row of a batch with that of a batch of 1, and its random numbers too.
 
     Raises:
-        ValueError: inputs have other widths or caches other sizes.
+        ValueError: inputs differ in width, or caches in size.
     """
 
     def put(whole: Array, entry: Array) -> Array:
@@ -107,17 +107,17 @@ def generate(
     batch_size: int,
     ends: Callable[[int, list[int]], int] | None = None,
 ) -> Iterator[tuple[int, Output]]:
-    """Decodes numbered texts in batches of `batch_size` and gives the output [1, ...] of each.
+    """Decodes numbered texts in batches of `batch_size` and yields the output [1, ...] of each.
 
-    It comes as the text ends, which may be before its end of sequence: `ends` is asked after every
-    step, with the text's number and its tokens so far, with how many of these it ends; 0 is not
-    yet. Tokens and guesses beyond are not counted.
+    An output is yielded when its text ends, which may be before the end of sequence: after every
+    step, `ends` gets the text's number and its tokens so far, and returns how many of them make the
+    text, or 0 if it has not ended. Tokens and guesses beyond are not counted.
 
-    Texts are read alone, rows do not meet, and random numbers are a text's own: the outputs are
-    those of `loop.generate` for each text, bit for bit where a position's result does not depend on
-    the positions computed beside it, as with the kernels for CPU, and but for rounding elsewhere.
-    Sources are of one width, and settings of one `Decoding.program` with sampling of no other
-    `kinds`; the texts are taken as rows become free.
+    Each text is read by itself and has its own random numbers, and rows do not interact. So outputs
+    are those of `loop.generate` for each text, bit for bit where a position's result does not
+    depend on the positions computed with it, as with the CPU kernels, and up to rounding elsewhere.
+    Sources have one width, and settings one `Decoding.program` with sampling of no other `kinds`;
+    texts are taken as rows become free.
     """
     waiting = iter(requests)
     if (upcoming := next(waiting, None)) is None:
@@ -127,7 +127,7 @@ def generate(
     config = Decoding.together(configs, kinds)
     (size,) = config.cache_lengths()
     progress, draws = _empty(models, params, read, config, size, batch_size)
-    of_one = Decoding.together(configs[:1], kinds)  # One program begins texts of all batch sizes.
+    of_one = Decoding.together(configs[:1], kinds)  # One program begins texts for all batch sizes.
     one = loop.begin(models, params, read, of_one, size)
     numbers: list[int | None] = [None] * batch_size
     counts = np.zeros((batch_size, config.gamma, 1 + config.ranks), int)
@@ -154,8 +154,8 @@ def generate(
         for row, number in enumerate(numbers):
             if number is None:
                 continue
-            found = output.tokens[row, : output.lengths[row]]
-            end = ends(number, found.tolist()) if ends else 0
+            tokens = output.tokens[row, : output.lengths[row]]
+            end = ends(number, tokens.tolist()) if ends else 0
             if not (finished[row] or end):
                 continue
             if not finished[row]:
@@ -167,9 +167,9 @@ def generate(
 
 
 def _until(output: Output, end: int, length: int, by_position: np.ndarray) -> Output:
-    """An output [1, ...] whose text ends within its last step, before which it had these counts."""
-    told = np.arange(len(by_position))[:, None] < end - length
-    of_step = np.where(told, output.by_position - by_position, 0)
+    """Cuts an output [1, ...] at `end`, within its last step; the counts are those before it."""
+    counted = np.arange(len(by_position))[:, None] < end - length
+    of_step = np.where(counted, output.by_position - by_position, 0)
     lengths = np.full_like(output.lengths, end)
     return dataclasses.replace(output, lengths=lengths, by_position=by_position + of_step)
 
@@ -177,7 +177,7 @@ def _until(output: Output, end: int, length: int, by_position: np.ndarray) -> Ou
 def _empty(
     models: Models, params: Params, source: Array, config: Decoding, size: int, batch_size: int
 ) -> tuple[Progress, Array]:
-    """The progress and the random numbers of rows that have no text yet."""
+    """The progress and the random numbers for rows without a text."""
     inputs = jax.ShapeDtypeStruct((batch_size, *source.shape[1:]), source.dtype)
     start = functools.partial(loop.start, models, config=config, cache_length=size)
     draws = config.draws_struct(batch_size)
@@ -188,5 +188,5 @@ def _empty(
 
 @functools.partial(jax.jit, static_argnums=0)
 def _zeros(shapes: tuple[jax.ShapeDtypeStruct, ...]) -> list[Array]:
-    """Zeros of these shapes, by one program for all."""
+    """Zeros of all these shapes, made by one program."""
     return [jnp.zeros(x.shape, x.dtype) for x in shapes]

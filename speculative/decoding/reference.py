@@ -1,9 +1,9 @@
 """Speculative decoding on one page: Algorithm 1 of Leviathan et al. (arXiv 2211.17192) in NumPy.
 
-Here a model is a function from a text to the logits of its next token, so that nothing hides what
-is accepted and why: there are no caches, batches or compiled programs. The fast loop (`loop`) emits
-the same tokens from the same random numbers, and tests compare the two. Start here to try an idea;
-docs/extending.md leads from a changed line to the fast loop.
+Here a model is a function from a text to the logits of its next token, so that nothing hides
+which guesses are accepted and why: there are no caches, batches or compiled programs. The fast loop
+(`loop`) emits the same tokens from the same random numbers, and tests compare the two. Start here
+to try an idea; docs/extending.md leads from a changed line to the fast loop.
 
 All arithmetic is in float64. It shares no code with the rules for the device (`rules`), whose tests
 compare them with it.
@@ -38,7 +38,7 @@ def decode(
 ) -> list[Text]:
     """Algorithm 1: the tokens that each target call yields, whose concatenation is the output.
 
-    The output is distributed as the target's own samples, whatever the draft is. `random` has
+    The output is distributed like the target's own samples, whatever the draft is. `random` has
     numbers for at least `max_length + gamma` positions; gamma is at least 1.
     """
     text: Text = []
@@ -99,8 +99,8 @@ def decode_coupled(
 
     Target and draft both take the token with the greatest log-probability plus Gumbel noise, which
     belongs to the position: noise [positions, V] (Daliri et al., arXiv 2408.07978). At temperature
-    0 it is not used. A guess is right if it is the target's token. Therefore guesses may branch:
-    with `nodes` they are a tree of so many, of depth gamma, and its longest right path is kept.
+    0 it is not used. A guess is right if it is the target's token, so guesses may branch: with
+    `nodes` they form a tree of so many guesses and depth gamma, whose longest right path is kept.
     """
     text: Text = []
     steps: list[Text] = []
@@ -128,10 +128,10 @@ def decode_coupled(
 def grow(
     draft: NextLogits, text: Text, noise: np.ndarray, sampling: Sampling, depth: int, nodes: int
 ) -> set[tuple[int, ...]]:
-    """A tree of guesses, as the set of its paths: always the likeliest guess that is left.
+    """A tree of guesses, as the set of its paths: always adds the likeliest guess that is left.
 
-    How likely a path is, is the product of the draft's probabilities of its tokens (EAGLE-2, Li et
-    al., arXiv 2406.16858), here after the noise that chooses tokens is known.
+    The likelihood of a path is the product of the draft's probabilities of its tokens (EAGLE-2, Li
+    et al., arXiv 2406.16858), here after the noise that chooses tokens is known.
     """
     tree: set[tuple[int, ...]] = set()
     candidates: list[tuple[float, tuple[int, ...]]] = []
@@ -154,7 +154,7 @@ BRANCHES = 8  # Guesses that may follow one token.
 
 
 def perturbed(logits: np.ndarray, sampling: Sampling, noise: np.ndarray) -> np.ndarray:
-    """What the next token is the argmax of: logits, or log p plus noise above temperature 0."""
+    """Scores whose argmax is the next token: logits, or log p plus noise above temperature 0."""
     if sampling.greedy:
         return np.asarray(logits, np.float64)
     with np.errstate(divide="ignore"):
@@ -198,8 +198,8 @@ def standardise(logits: np.ndarray, sampling: Sampling) -> np.ndarray:
 def draw(weights: np.ndarray, uniform: float) -> int:
     """The first token whose running sum exceeds `uniform` of the total: [V] -> token."""
     running = np.cumsum(np.asarray(weights, np.float64))
-    found = np.searchsorted(running, uniform * running[-1], side="right")
-    return int(min(found, np.argmax(running >= running[-1])))
+    token = np.searchsorted(running, uniform * running[-1], side="right")
+    return int(min(token, np.argmax(running >= running[-1])))
 
 
 def next_logits(

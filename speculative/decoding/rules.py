@@ -1,7 +1,7 @@
 """Verification rules: which guesses of a step are accepted, and which token follows them.
 
-Leviathan et al., arXiv 2211.17192, section 2.3; appendix A.5 for lenience l in (0, 1], where l q
-takes the place of q: more guesses are accepted, and no token is more probable than p / l.
+See Leviathan et al., arXiv 2211.17192, section 2.3, and appendix A.5 for lenience l in (0, 1],
+where l q replaces q: more guesses are accepted, and no token is more probable than p / l.
 """
 
 import abc
@@ -29,19 +29,19 @@ DRAFT, ACCEPT, CORRECT = 0, 1, 2
 class Rule(abc.ABC):
     """How guesses are verified; a pytree, whose fields shape programs unless they are `data`.
 
-    `verify` is for a batch on the device, in float32; a rule may have a twin of it for one row on
+    `verify` handles a batch on the device, in float32; a rule may have a counterpart for one row on
     the host, in float64, which the reference loop then compares with it. `docs/extending.md` adds a
-    rule. One that chooses the target's tokens before it looks at guesses (`choices`, as all do at
-    temperature 0) verifies trees.
+    rule. A rule that chooses the target's tokens before it looks at guesses (`choices`, as all do
+    at temperature 0) verifies trees.
 
     Attributes:
-        keyed_by: what random numbers belong to, beside seed and example. With "position", it is
-            the token's position in the text: exact where no emitted token depends on a number that
-            a later step uses again. With "step", it is the position where the step began and the
-            offset in it. With "token", numbers are Gumbel noise of each token at each position.
-        numbers: random numbers of a position or an offset; the first one draws the guess.
+        keyed_by: the key of random numbers, in addition to seed and example. "position" is the
+            token's position in the text, which is exact if no emitted token depends on a number
+            that a later step uses again. "step" is the position where the step began and the offset
+            in it. "token" means that numbers are Gumbel noise for each token at each position.
+        numbers: random numbers per position or offset; the first one draws the guess.
         by_guess: whether each guess is tested by itself, so that alpha and Eq. 1 predict the tokens
-            of a call; if not, `chances` of blocks of gamma guesses do (`measurement.blocks`).
+            per call; if not, `chances` of blocks of gamma guesses do (`measurement.blocks`).
     """
 
     by_guess: ClassVar[bool] = True
@@ -53,22 +53,22 @@ class Rule(abc.ABC):
 
     @property
     def alone(self) -> "Rule":
-        """The rule by which the target decodes without guesses."""
+        """The rule for decoding by the target alone."""
         return EXACT
 
     def to_guess(self, numbers: Array | np.ndarray) -> Array | np.ndarray:
-        """What a draft guesses with, of a step's numbers [B, G + 1, numbers]: [B, G]."""
+        """Selects the draft's numbers [B, G] from a step's numbers [B, G + 1, numbers]."""
         return numbers[:, :-1, DRAFT]
 
     @property
     def data(self) -> tuple[str, ...]:
-        """The fields that are arguments of programs: a program serves all their values."""
+        """The fields that are program arguments: one program serves all their values."""
         return ()
 
     @property
     @abc.abstractmethod
     def exact(self) -> bool:
-        """Whether outputs are distributed as the target's own."""
+        """Whether outputs have the target's distribution."""
 
     @abc.abstractmethod
     def verify(
@@ -77,11 +77,11 @@ class Rule(abc.ABC):
         """Accepts a prefix of each row's guesses and chooses the token that follows it.
 
         Args:
-            guesses: [B, G] tokens drawn from q. At temperature 0 a -1 is no guess: it and those
-                after it are not accepted.
+            guesses: [B, G] tokens drawn from q. At temperature 0, -1 stands for no guess: it and
+                those after it are not accepted.
             logits: [B, G + 1, V] of the target, float32, not standardised.
             q: [B, G, V] the draft's standardised distributions; None for deterministic proposals.
-            sampling: temperature, top-k and top-p, of target and draft alike.
+            sampling: temperature, top-k and top-p, for both target and draft.
             uniforms: [B, G + 1, numbers] in [0, 1).
 
         Returns:
@@ -89,9 +89,9 @@ class Rule(abc.ABC):
         """
 
     def choices(self, logits: Array, sampling: Sampling, numbers: Array) -> Array:
-        """The target's own tokens [B, K], chosen whatever the guesses are.
+        """The target's own tokens [B, K], chosen independently of the guesses.
 
-        Logits are [B, K, V]; numbers [B, K, ...] are those of their positions.
+        Logits are [B, K, V]; numbers [B, K, ...] belong to their positions.
         """
         self.require_trees(sampling)
         return argmax(logits)
@@ -101,22 +101,22 @@ class Rule(abc.ABC):
     ) -> tuple[Array, Array, Array]:
         """Accepts the longest path of the target's own tokens in each row's tree of guesses.
 
-        The arguments are those of `verify`: logits [B, N + 1, V] follow each place of the tree, and
-        numbers [B, G + 1, ...] are those of positions.
+        The arguments are those of `verify`, but logits [B, N + 1, V] follow each place of the tree,
+        and numbers [B, G + 1, ...] belong to positions.
 
         Returns:
-            path [B, G + 1], the places from that of the newest token, 0, along the accepted
-            guesses, and behind them 0; accepted [B], between 0 and G; next_token [B].
+            path [B, G + 1], the places of the newest token, 0, and of the accepted guesses, padded
+            with 0; accepted [B], between 0 and G; next_token [B].
         """
         chosen = self.choices(logits, sampling, tree.by_place(numbers))
         return tree.longest(tree.right(guesses, chosen), chosen)
 
     def verifies_trees(self, sampling: Sampling) -> bool:
-        """Whether it chooses the target's tokens before it looks at guesses."""
+        """Whether the rule chooses the target's tokens before it looks at guesses."""
         return sampling.greedy and self.exact
 
     def require_trees(self, sampling: Sampling) -> None:
-        """Raises ValueError unless it verifies trees."""
+        """Raises ValueError unless the rule verifies trees."""
         if not self.verifies_trees(sampling):
             if not self.exact:
                 raise checks.SettingError(
@@ -136,19 +136,19 @@ class Rule(abc.ABC):
         sampling: Sampling,
         uniforms: np.ndarray,
     ) -> tuple[int, int]:
-        """As `verify`, for one row: [G], [G + 1, V], [G, V] or None, [G + 1, numbers].
+        """See `verify`; for one row: [G], [G + 1, V], [G, V] or None, [G + 1, numbers].
 
-        A rule without a twin in float64 is asked for `verify`: the reference loop then tells
-        nothing of the rule's own arithmetic.
+        A rule without a float64 counterpart runs `verify` instead: the reference loop then does not
+        test the rule's own arithmetic.
         """
-        given = guesses, logits, q, sampling, uniforms
-        accepted, next_token = _of_one_row(type(self).verify, self, *given)
+        arguments = guesses, logits, q, sampling, uniforms
+        accepted, next_token = _of_one_row(type(self).verify, self, *arguments)
         return int(accepted), int(next_token)
 
     def choices_reference(
         self, logits: np.ndarray, sampling: Sampling, numbers: np.ndarray
     ) -> np.ndarray:
-        """As `choices`, for one row: [K, V] and [K, ...] -> [K]."""
+        """See `choices`; for one row: [K, V] and [K, ...] -> [K]."""
         return np.asarray(logits, np.float64).argmax(axis=-1)
 
     @abc.abstractmethod
@@ -158,22 +158,22 @@ class Rule(abc.ABC):
     def chances(self, guesses: Array, logits: Array, q: Array | None, sampling: Sampling) -> Array:
         """The probabilities [B, G + 1] that 0 to G of these guesses are accepted.
 
-        The arguments are those of `verify`, whose random numbers they are over. Rules that are not
-        `by_guess` must have it.
+        The arguments are those of `verify`; the probabilities are over its random numbers. Rules
+        that are not `by_guess` must implement this method.
         """
-        raise NotImplementedError(f"{type(self).__name__} does not tell the chances of guesses.")
+        raise NotImplementedError(f"{type(self).__name__} does not implement chances.")
 
 
 def _of_one_row(verify, rule, guesses, logits, q, sampling, uniforms) -> list[np.ndarray]:
-    """What `Rule.verify` gives for a single row, in JAX's float32."""
+    """Runs `Rule.verify` for a single row, in JAX's float32."""
     rows = [None if x is None else np.asarray(x)[None] for x in (guesses, logits, q, uniforms)]
     guesses, logits, q, uniforms = rows
-    found = jax.jit(verify)(rule, guesses, logits, q, sampling, uniforms)
-    return [np.asarray(x)[0] for x in found]
+    results = jax.jit(verify)(rule, guesses, logits, q, sampling, uniforms)
+    return [np.asarray(x)[0] for x in results]
 
 
 def _parted(rule: Rule) -> tuple[list[Any], tuple[tuple[str, ...], tuple[Any, ...]]]:
-    """The fields of a rule that are data, their names, and the other fields."""
+    """A rule's data fields, their names, and its other fields."""
     fields = {field.name: getattr(rule, field.name) for field in dataclasses.fields(rule)}
     data = [fields.pop(name) for name in rule.data]
     return data, (rule.data, tuple(fields.items()))
@@ -204,12 +204,12 @@ class Token(Rule):
 
     @property
     def data(self) -> tuple[str, ...]:
-        """Lenience, where it is not 1."""
+        """Lenience, unless it is 1."""
         return () if self.exact else ("lenience",)
 
     @property
     def exact(self) -> bool:
-        """Whether lenience is 1; where it is an argument of a program, it is not."""
+        """Whether lenience is 1; as an argument of a program it never is."""
         return isinstance(self.lenience, float) and self.lenience == 1
 
     def verify(self, guesses, logits, q, sampling, uniforms) -> tuple[Array, Array]:
@@ -226,11 +226,11 @@ class Token(Rule):
         p = standardise(logits, sampling)
         of_draft = jax.nn.one_hot(guesses, p.shape[-1]) if q is None else q
         r, correct = uniforms[:, :-1, ACCEPT], uniforms[..., CORRECT]
-        found = verify(guesses, p, of_draft, r, correct, self.lenience)
+        sampled = verify(guesses, p, of_draft, r, correct, self.lenience)
         if not sampling.mixed:
-            return found
+            return sampled
         greedy, cold = self.verify(guesses, logits, q, Sampling(0.0), uniforms), sampling.cold(1)
-        return jax.tree.map(functools.partial(jnp.where, cold), greedy, found)
+        return jax.tree.map(functools.partial(jnp.where, cold), greedy, sampled)
 
     def verify_reference(self, guesses, logits, q, sampling, uniforms) -> tuple[int, int]:
         """See `Rule.verify_reference`."""
@@ -245,7 +245,7 @@ class Token(Rule):
         return reference.verify(guesses, p, q, r, correct, self.lenience)
 
     def chances(self, guesses, logits, q, sampling) -> Array:
-        """See `Rule.chances`; of an exact rule only."""
+        """See `Rule.chances`; only for an exact rule."""
         assert self.exact
         p = standardise(logits, sampling)[:, :-1]
         q = jax.nn.one_hot(guesses, p.shape[-1]) if q is None else q
@@ -257,23 +257,23 @@ class Token(Rule):
     def acceptance(self, logits, q, sampling) -> Array:
         """Sum of min(p / l, q) over V (Definition 3.1, equations 3.2 to 3.5, appendix A.5).
 
-        At temperature 0 and l < 1, the mass of q where p(x) >= l max p.
+        At temperature 0 and l < 1, it is the mass of q where p(x) >= l max p.
         """
         lenience = of_rows(self.lenience, logits.ndim)
-        found = jnp.minimum(standardise(logits, sampling) / lenience, q).sum(axis=-1)
+        sampled = jnp.minimum(standardise(logits, sampling) / lenience, q).sum(axis=-1)
         if self.exact or not sampling.kinds.greedy:
-            return found
+            return sampled
         greedy = jnp.where(near_best(logits, self.lenience), q, 0.0).sum(axis=-1)
-        return jnp.where(sampling.cold(greedy.ndim), greedy, found)
+        return jnp.where(sampling.cold(greedy.ndim), greedy, sampled)
 
 
 @dataclasses.dataclass(frozen=True)
 class Block(Rule):
-    """Verifies the guesses of a step together, which accepts no fewer in the mean; exact.
+    """Verifies a step's guesses together, which accepts no fewer of them on average; exact.
 
-    Whether i guesses are accepted depends on guesses and numbers beyond them, so that each step has
-    random numbers of its own. Of greedy decoding and deterministic proposals, where nothing is
-    gained, it is token verification. See `decoding.block`.
+    Whether i guesses are accepted depends on guesses and numbers after them, so each step has its
+    own random numbers. For greedy decoding and deterministic proposals, where nothing is gained, it
+    is token verification. See `decoding.block`.
     """
 
     by_guess: ClassVar[bool] = False
@@ -281,7 +281,7 @@ class Block(Rule):
 
     @property
     def exact(self) -> bool:
-        """Always."""
+        """Always true."""
         return True
 
     def verify(self, guesses, logits, q, sampling, uniforms) -> tuple[Array, Array]:
@@ -291,8 +291,8 @@ class Block(Rule):
         p, q = standardise(logits, sampling), with_bonus(q)
         kept, passes = block.kept(guesses, p, q)
         accepted = block.largest(uniforms[:, :-1, ACCEPT] < passes[:, 1:])
-        given = kept[..., None], p, q, uniforms[..., CORRECT]
-        own, p_next, q_next, uniform = (following(x, accepted) for x in given)
+        values = kept[..., None], p, q, uniforms[..., CORRECT]
+        own, p_next, q_next, uniform = (following(x, accepted) for x in values)
         return accepted, categorical(residual(own * p_next, q_next), uniform)
 
     def verify_reference(self, guesses, logits, q, sampling, uniforms) -> tuple[int, int]:
@@ -309,36 +309,36 @@ class Block(Rule):
             return EXACT.chances(guesses, logits, q, sampling)
         p, q = standardise(logits, sampling), with_bonus(q)
         passes = block.kept(guesses, p, q)[1].at[:, 0].set(1.0)
-        # The largest that passes: it passes, and none that is larger.
+        # The largest number that passes is accepted: it passes, and no larger one does.
         larger = jnp.cumprod(1 - passes[:, :0:-1], axis=1)[:, ::-1]
         return passes * jnp.pad(larger, ((0, 0), (0, 1)), constant_values=1.0)
 
     def acceptance(self, logits, q, sampling) -> Array:
-        """Of a single guess, for which it is token verification: sum of min(p, q) over V."""
+        """Sum of min(p, q) over V: for a single guess, this rule is token verification."""
         return EXACT.acceptance(logits, q, sampling)
 
 
 @dataclasses.dataclass(frozen=True)
 class Coupled(Rule):
-    """Decodes perturbed logits greedily: no draft can change a text; exact.
+    """Decodes perturbed logits greedily, so no draft can change a text; exact.
 
-    The target's token at a position is the x with the greatest log p(x) + g(x), for noise g of
-    Gumbel's distribution that belongs to the position and to the token (`noise`). The draft guesses
-    the greatest log q(x) + g(x), with the same g, which is often the same token (Daliri et al.,
-    arXiv 2408.07978). A guess is accepted if it is the target's token, so that trees are verified
-    at any temperature.
+    The target's token at a position is the x with the greatest log p(x) + g(x), where g is Gumbel
+    noise that belongs to the position and the token (`noise`). The draft guesses the x with the
+    greatest log q(x) + g(x), with the same g, which is often the same token (Daliri et al., arXiv
+    2408.07978). A guess is accepted if it is the target's token, so the rule verifies trees at any
+    temperature.
     """
 
     keyed_by: ClassVar[Literal["position", "step", "token"]] = "token"
 
     @property
     def exact(self) -> bool:
-        """Always."""
+        """Always true."""
         return True
 
     @property
     def alone(self) -> "Rule":
-        """The same: the noise is the text's."""
+        """This rule itself: the noise belongs to the text."""
         return self
 
     def to_guess(self, numbers: Array | np.ndarray) -> Array | np.ndarray:
@@ -346,7 +346,7 @@ class Coupled(Rule):
         return numbers[:, :-1]
 
     def verifies_trees(self, sampling: Sampling) -> bool:
-        """Always."""
+        """Always true."""
         return True
 
     def choices(self, logits, sampling, numbers) -> Array:
@@ -372,7 +372,7 @@ class Coupled(Rule):
         return accepted, int(chosen[accepted])
 
     def acceptance(self, logits, q, sampling) -> Array:
-        """The share of `NOISES` noises with which the same token is chosen from p and from q.
+        """The share of `NOISES` noise samples with which p and q choose the same token.
 
         The probability itself, the sum over x of 1 / sum over y of max(p(y) / p(x), q(y) / q(x)),
         takes V^2 quotients. It is at least the sum of min(p, q) over that of max(p, q).
@@ -392,16 +392,15 @@ class Coupled(Rule):
         return lax.map(same, jnp.arange(NOISES)).mean(axis=0)
 
 
-NOISES = 8  # With which `Coupled.acceptance` measures.
+NOISES = 8  # Noise samples over which `Coupled.acceptance` averages.
 
 
 @dataclasses.dataclass(frozen=True)
 class Simulated(Rule):
     """Accepts each guess with probability alpha, whatever the logits: only for timing.
 
-    Of a tree, and where the other rule is coupled, the probabilities are those of
-    `theory.shares_by_rank`. The other rule's arithmetic is done all the same; outputs are not the
-    target's.
+    For a tree, or if the other rule is coupled, the probabilities are those of
+    `theory.shares_by_rank`. The other rule's arithmetic still runs; outputs are not the target's.
     """
 
     alpha: float
@@ -413,47 +412,47 @@ class Simulated(Rule):
 
     @property
     def keyed_by(self) -> Literal["position", "step", "token"]:  # pyright: ignore
-        """As of the other rule."""
+        """The other rule's `keyed_by`."""
         return self.other.keyed_by
 
     @property
     def data(self) -> tuple[str, ...]:
-        """The other rule's."""
+        """The other rule, whose own data are arguments of programs."""
         return ("other",)
 
     @property
     def exact(self) -> bool:
-        """Never."""
+        """Always false."""
         return False
 
     @property
     def alone(self) -> Rule:
-        """The other rule's."""
+        """The other rule's `alone`."""
         return self.other.alone
 
     def to_guess(self, numbers: Array | np.ndarray) -> Array | np.ndarray:
-        """As of the other rule."""
+        """Delegates to the other rule."""
         return self.other.to_guess(numbers)
 
     def verifies_trees(self, sampling: Sampling) -> bool:
-        """As of the other rule."""
+        """Delegates to the other rule."""
         return self.other.verifies_trees(sampling)
 
     def choices(self, logits, sampling, numbers) -> Array:
-        """As of the other rule."""
+        """Delegates to the other rule."""
         return self.other.choices(logits, sampling, numbers)
 
     def _shares(self, sampling: Sampling) -> tuple[float, ...]:
         return theory.shares_by_rank(self.alpha, sampling.greedy)
 
     def _uniform(self, numbers: Array | np.ndarray) -> Array | np.ndarray:
-        """A number in [0, 1) of each position [...], of its [..., numbers] or noise [..., V]."""
+        """A number in [0, 1) per position [...], from its [..., numbers] or noise [..., V]."""
         if self.keyed_by == "token":
             return jnp.exp(-jnp.exp(-jnp.asarray(numbers[..., 0])))
         return numbers[..., ACCEPT]
 
     def accepts(self, sampling: Sampling) -> float:
-        """How probably a guess of a chain is accepted."""
+        """The probability that a guess in a chain is accepted."""
         coupled = self.keyed_by == "token"
         return self._shares(sampling)[0] if coupled else self.alpha
 
@@ -479,23 +478,23 @@ class Simulated(Rule):
         return passed.index(False), next_token
 
     def acceptance(self, logits, q, sampling) -> Array:
-        """The same everywhere."""
+        """The same probability everywhere."""
         return jnp.full(logits.shape[:-1], self.accepts(sampling))
 
 
 EXACT = Token()
 
-# The rules by name (`RowConfig.verification`), made without arguments; a new one is added here.
+# The rules by name (`RowConfig.verification`), made without arguments; add a new rule here.
 RULES: dict[str, type[Rule]] = {"token": Token, "block": Block, "coupled": Coupled}
 
 
 def select(
     verification: str = "token", lenience: float = 1.0, simulated_alpha: float | None = None
 ) -> Rule:
-    """The rule of `RULES` with this name, with l of `Token`, in `Simulated` if alpha is given.
+    """The rule of this name in `RULES`; lenience is for `Token`, an alpha wraps it in `Simulated`.
 
     Raises:
-        ValueError: an unknown name, a value outside its range, or a lenience for another rule.
+        ValueError: the name is unknown, a value is out of range, or another rule gets a lenience.
     """
     if not isinstance(verification, str) or verification not in RULES:
         known = ", ".join(RULES)
@@ -520,19 +519,19 @@ def near_best(logits: Array, lenience: float | Array) -> Array:
 def residual(p: Array, q: Array) -> Array:
     """The distribution after a rejected guess: max(0, p - q), not normalised, [..., V].
 
-    It is p where that is 0 everywhere: p equals q but for rounding errors.
+    Where that is 0 everywhere, because p equals q up to rounding, it is p.
     """
     left = jnp.maximum(p - q, 0.0)
     return jnp.where(left.sum(axis=-1, keepdims=True) > 0, left, p)
 
 
 def with_bonus(q: Array) -> Array:
-    """With q after the last guess, which is 0: the bonus token is drawn from p."""
+    """Appends q = 0 after the last guess, so that the bonus token is drawn from p."""
     return jnp.pad(q, ((0, 0), (0, 1), (0, 0)))
 
 
 def following(given: Array, accepted: Array) -> Array:
-    """What is given of the token after the accepted guesses: [B, G + 1, ...] -> [B, ...]."""
+    """Selects the values for the token after the accepted guesses: [B, G + 1, ...] -> [B, ...]."""
     at = accepted.reshape(-1, *[1] * (given.ndim - 1))
     return jnp.take_along_axis(given, at, axis=1)[:, 0]
 
@@ -562,6 +561,6 @@ def verify(
     lenience = of_rows(lenience, 2)
     passed = accept_uniform * (lenience * q_guess) < p_guess
     accepted = leading(passed)
-    given = p, with_bonus(q), correct_uniform
-    p_next, q_next, uniform = (following(x, accepted) for x in given)
+    values = p, with_bonus(q), correct_uniform
+    p_next, q_next, uniform = (following(x, accepted) for x in values)
     return accepted, categorical(residual(p_next, lenience * q_next), uniform)

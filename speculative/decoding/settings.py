@@ -25,26 +25,27 @@ from speculative.types import EOS_ID, Flags, Rows, Tokens
 @jax.tree_util.register_pytree_node_class
 @dataclasses.dataclass(frozen=True)
 class Decoding:
-    """How to decode.
+    """The settings of a generation.
 
-    It is a pytree of `sampling`, of `max_length` and of what of the rule is data: a program serves
-    all their values, of `max_length` up to the next power of two. Inside of programs they may be
-    arrays [B], one for each row, as `together` makes them.
+    This is a pytree of `sampling`, `max_length` and the rule's data: one program serves all their
+    values, of `max_length` up to the next power of two. Inside programs they may be arrays [B] with
+    a value per row, as `together` makes them.
 
     Attributes:
-        vocab_size: tokens V of the vocabulary; a model's tokens beyond them are never chosen.
-        sampling: temperature, top-k, top-p, the same for target and draft.
-        gamma: guesses a step; 0 is autoregressive decoding, one token a target call. Of a tree, its
-            depth.
+        vocab_size: tokens V in the vocabulary; a model's tokens beyond them are never chosen.
+        sampling: temperature, top-k and top-p, the same for target and draft.
+        gamma: guesses per step, or the depth of a tree; 0 is autoregressive decoding, one token per
+            target call.
         max_length: tokens after which a row ends without an end-of-sequence token.
-        eos_ids: the tokens that end a row, each, which is the row's last token then; maybe none.
+        eos_ids: tokens, if any, each of which ends a row, as its last token.
         rule: how guesses are verified.
-        logprobs: whether the log-probabilities of the tokens are kept.
-        processors: what changes logits before `sampling`, in order.
-        growing: whether caches grow with the text; by default, unless this is a TPU: there they are
-            a few percent of what a step reads, and its compiler schedules larger ones worse.
-        tree: guesses of a step's tree; 0 is a chain.
-        shares: of `tree.Growth`.
+        logprobs: whether to keep the log-probabilities of the tokens.
+        processors: functions that change logits before `sampling`, in order.
+        growing: whether caches grow with the text; by default they do, except on a TPU: there they
+            are a few percent of the data a step reads, and its compiler schedules larger ones
+            worse.
+        tree: guesses in a step's tree; 0 is a chain.
+        shares: see `tree.Growth`.
     """
 
     vocab_size: int
@@ -84,9 +85,9 @@ class Decoding:
 
     @classmethod
     def together(cls, rows: Sequence["Decoding"], kinds: Kinds) -> "Decoding":
-        """The settings of a batch, of rows of one `program`, whose sampling is of these kinds.
+        """The settings of a batch whose rows share a `program`, with sampling of these kinds.
 
-        One size of caches serves all rows, long and short.
+        One cache size serves all rows, long and short.
         """
         sampling = Sampling.together([row.sampling for row in rows], kinds)
         others = [(row.rule, row.max_length) for row in rows]
@@ -96,17 +97,17 @@ class Decoding:
 
     @property
     def program(self) -> Hashable:
-        """What the settings of rows of a batch must share."""
+        """The part of the settings that all rows of a batch must share."""
         return jax.tree.structure(dataclasses.replace(self, sampling=Sampling()))
 
     def tree_flatten(self) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-        """What is data, and what shapes programs."""
+        """The values that are data, and those that shape programs."""
         values, fixed = ([getattr(self, name) for name in names] for names in (_DATA, _FIXED))
         return tuple(values), tuple(fixed)
 
     @classmethod
     def tree_unflatten(cls, fixed: tuple[Any, ...], values: tuple[Any, ...]) -> "Decoding":
-        """The inverse; values may be of any type."""
+        """The inverse of `tree_flatten`; values may be of any type."""
         made = object.__new__(cls)
         made.__dict__.update(zip((*_DATA, *_FIXED), (*values, *fixed), strict=True))
         return made
@@ -117,7 +118,7 @@ class Decoding:
         return power_of_two(self.max_length)
 
     def ends(self, tokens: Array) -> Array:
-        """Whether each of some tokens is one that ends a row."""
+        """Whether each of the tokens ends a row."""
         return (tokens[..., None] == np.array(self.eos_ids, np.int32)).any(axis=-1)
 
     @property
@@ -127,12 +128,12 @@ class Decoding:
 
     @functools.cached_property
     def growth(self) -> Growth | None:
-        """How a step's tree grows; None of a chain."""
+        """How a step's tree grows; None for a chain."""
         return Growth(self.tree, self.gamma, self.shares) if self.tree else None
 
     @property
     def guesses(self) -> int:
-        """Guesses G of a step, of a chain or of a tree."""
+        """Guesses G per step, in a chain or a tree."""
         return self.tree or self.gamma
 
     @property
@@ -147,46 +148,46 @@ class Decoding:
 
     @property
     def capacity(self) -> int:
-        """Positions of caches, token buffer and random numbers of a generation."""
+        """Positions in a generation's caches, token buffer and random numbers."""
         return self.longest + self.room
 
     def cache_lengths(self) -> list[int]:
         """Cache sizes, ascending: a generation starts with the first and grows to the next."""
         last = -(-self.capacity // 16) * 16
         grows = jax.default_backend() != "tpu" if self.growing is None else self.growing
-        # A size is a program of its own, and few positions more cost a step nothing.
+        # Each size is another program, and a few more positions cost a step nothing.
         smaller = (64, 256, 1024) if grows else ()
         return [size for size in smaller if self.room <= size <= last // 4] + [last]
 
     def history(self, tokens: Tokens, lengths: Rows) -> History | None:
-        """The text of rows so far, [B, L] and [B], for the processors, if there are any."""
+        """The rows' text so far, [B, L] and [B], for the processors, if there are any."""
         return History(tokens, lengths, self.processors) if self.processors else None
 
     def draws(self, seed: int, examples: Array | np.ndarray) -> Array:
-        """Every random number of a generation, uniform on [0, 1): float32 [B, positions, numbers].
+        """All random numbers of a generation, uniform on [0, 1): float32 [B, positions, numbers].
 
-        Folded from (seed, example, position), so that they depend neither on other rows nor on
+        They are folded from (seed, example, position), so they depend neither on other rows nor on
         earlier steps. A position that is drafted twice, because an earlier guess was rejected, uses
         the same numbers again; decoding is still exact if no emitted token depends on their first
-        use. Rules that are keyed by the step (`Rule.keyed_by`) have numbers for each offset from
-        the position where it began: [B, positions, gamma + 1, numbers]. Of rules that are keyed by
-        the token it is the keys, [B, 2] uint32, from which a step makes its noise. `examples` [B]
-        are numbers of examples in a task.
+        use. Rules keyed by the step (`Rule.keyed_by`) have numbers for each offset from the
+        position where it began: [B, positions, gamma + 1, numbers]. For rules keyed by the token,
+        the result is the keys, [B, 2] uint32, from which a step makes its noise. `examples` [B] are
+        the numbers of the examples in a task.
         """
-        seed = checks.whole("seed", seed, 0, 2**32 - 1)  # Others would wrap around.
+        seed = checks.whole("seed", seed, 0, 2**32 - 1)  # Other seeds would wrap around.
         if self.rule.keyed_by == "token":
             return noise.keys_of(seed, examples)
-        # One dispatch: each costs as much as the numbers of a text.
+        # One dispatch, since each costs as much as the numbers of a text.
         return _draws(np.uint32(seed), examples, self.draws_struct(0).shape[1:])
 
     def draws_struct(self, batch: int) -> jax.ShapeDtypeStruct:
-        """Shape and type of the random numbers of so many rows."""
+        """Shape and type of the random numbers for `batch` rows."""
         if self.rule.keyed_by == "token":
             return jax.ShapeDtypeStruct((batch, 2), np.uint32)
-        if self.rule.keyed_by == "step":  # Of the positions at which a step may begin.
+        if self.rule.keyed_by == "step":  # For the positions at which a step may begin.
             shape = batch, self.longest, self.gamma + 1, self.rule.numbers
         else:
-            # A few more than needed, so that few gammas need a program of their own to draw them.
+            # A few more than needed, so that most gammas share the program that draws them.
             room = -(-(self.gamma + 2) // 16) * 16
             shape = batch, self.longest + room, self.rule.numbers
         return jax.ShapeDtypeStruct(shape, np.float32)
@@ -210,7 +211,7 @@ class Decoding:
     def step_draws(self, draws: Array, lengths: Rows) -> Array:
         """The numbers [B, gamma + 1, numbers] of a step that begins after `lengths` [B] tokens.
 
-        Of a rule that is keyed by the token: the noise [B, gamma + 1, V].
+        For a rule keyed by the token, they are the noise [B, gamma + 1, V].
         """
         if self.rule.keyed_by == "token":
             return noise.gumbel(draws, lengths, self.gamma + 1, self.vocab_size)
@@ -226,9 +227,9 @@ _FIXED += "tree", "shares"
 
 @functools.partial(jax.jit, static_argnums=2)
 def _draws(seed: Array, examples: Array, shape: tuple[int, ...]) -> Array:
-    """Numbers [B, *shape], the key of which is folded from seed, example and place."""
+    """Numbers [B, *shape], whose keys are folded from seed, example and place."""
     *places, numbers = shape
-    keys = jax.random.key(seed, impl="threefry2x32")  # Whatever is JAX's default.
+    keys = jax.random.key(seed, impl="threefry2x32")  # Whatever JAX's default is.
     for fold in (examples.astype(jnp.int32), *map(jnp.arange, places)):
         keys = jnp.vectorize(jax.random.fold_in)(keys[..., None], fold)
     draw = functools.partial(jax.random.uniform, shape=(numbers,))
@@ -240,15 +241,16 @@ class Output:
     """The result of a generation."""
 
     tokens: Tokens  # [B, longest] int32, zeros after the row's end.
-    lengths: Rows  # Tokens emitted, the end-of-sequence token included.
+    lengths: Rows  # Tokens emitted, including the end-of-sequence token.
     target_calls: Rows  # Passes of the target while the row was unfinished.
     drafted: Rows  # Guesses proposed.
-    # [B, gamma, 1 + R] int32, by depth in a step: guesses tested, of a tree once however many, and
-    # those accepted, by their rank among the guesses after the same token; R is 1 of chains.
+    # [B, gamma, 1 + R] int32, by depth in a step: guesses tested, with all those of a tree at one
+    # depth counted once, and those accepted, by their rank among the guesses after the same token;
+    # R is 1 for chains.
     by_position: Array
     finite: Flags  # Whether the target's logits were finite.
-    fault: Rows  # The draft's first one, in `drafts.base.FAULTS`; 0 where there is none.
-    logprobs: Array  # [B, longest] float32 of `sampling.log_probabilities`; [B, 0] if not kept.
+    fault: Rows  # The draft's first fault, an index into `drafts.base.FAULTS`; 0 for none.
+    logprobs: Array  # [B, longest] float32, from `sampling.log_probabilities`; [B, 0] if not kept.
 
     @property
     def tested(self) -> Rows:

@@ -1,7 +1,7 @@
-"""The steps of a generation, one by one on the host, with every draft and rule.
+"""Runs a generation step by step on the host, with every draft and rule.
 
-From the same random numbers it emits the same tokens as `loop.generate`, verifies in float64 where
-the rule has a twin in NumPy (`reference`), and checks what the draft proposes.
+It emits the same tokens as `loop.generate` from the same random numbers, verifies in float64 where
+the rule has a counterpart in NumPy (`reference`), and checks the draft's proposals.
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ from speculative.processors import NO_TOKEN, History
 
 @dataclasses.dataclass(frozen=True)
 class TraceStep:
-    """One step of Algorithm 1; of a tree of guesses, along the path that was accepted."""
+    """One step of Algorithm 1; for a tree of guesses, along the accepted path."""
 
     guesses: list[int]
     p: np.ndarray  # [G + 1, V] the target's standardised distributions.
@@ -37,7 +37,7 @@ class Trace:
 
     @property
     def tokens(self) -> list[int]:
-        """The output."""
+        """The tokens of the output."""
         return [token for step in self.steps for token in step.emitted]
 
 
@@ -54,7 +54,7 @@ _keep = jax.jit(lambda target, *given: target.keep(*given), static_argnums=(0, 2
 
 
 def _require_proper(proposal: Proposal, uniforms: np.ndarray, vocab_size: int, number: int) -> None:
-    """Raises ValueError unless guesses are tokens, drawn from proper q: `fault_of` in float64."""
+    """Raises ValueError unless guesses are tokens drawn from a proper q: `fault_of` in float64."""
     guesses = np.asarray(proposal.guesses)[0]
     at = f"In step {number} the draft"
     if guesses.min() < 0 or guesses.max() >= vocab_size:
@@ -67,7 +67,7 @@ def _require_proper(proposal: Proposal, uniforms: np.ndarray, vocab_size: int, n
     q = np.asarray(proposal.q, np.float64)[0]
     if not np.isfinite(q).all() or q.min() < 0:
         raise ValueError(
-            f"{at}'s q has a probability of {q.min()}; they must be finite, from 0 on."
+            f"{at}'s q has a probability of {q.min()}; they must be finite and at least 0."
         )
     sums = q.sum(axis=-1)
     worst = int(np.abs(sums - 1).argmax())
@@ -93,13 +93,13 @@ def _longest(
 ) -> list[int]:
     """The places in a tree along the target's own tokens, and the token after them.
 
-    Guesses and their parents are of the places from 1 on; logits `rows` [G + 1, V] follow each
-    place, and numbers [depth + 1, ...] are of the positions.
+    Guesses and their parents belong to the places from 1 on; logits `rows` [G + 1, V] follow each
+    place, and numbers [depth + 1, ...] belong to the positions.
     """
     place, depth, path = 0, 0, [0]
     while True:
-        given = rows[place, None], config.sampling, numbers[depth, None]
-        token = int(config.rule.choices_reference(*given)[0])
+        arguments = rows[place, None], config.sampling, numbers[depth, None]
+        token = int(config.rule.choices_reference(*arguments)[0])
         after = [
             i for i, parent in enumerate(parents, 1) if parent == place and guesses[i - 1] == token
         ]
@@ -136,8 +136,8 @@ def generate(
         here = np.asarray(_numbers(config, draws, np.array([at], np.int32)), np.float64)
         newest = np.array([last], np.int32)
         to_guess = np.asarray(config.rule.to_guess(here), np.float32)
-        said = np.array([[*output, *[NO_TOKEN] * (config.capacity - at)]], np.int32)
-        history = config.history(*jax.device_put((said, np.array([at], np.int32))))
+        text = np.array([[*output, *[NO_TOKEN] * (config.capacity - at)]], np.int32)
+        history = config.history(*jax.device_put((text, np.array([at], np.int32))))
         proposal = _propose(draft, params.draft, draft_state, newest, to_guess, config, history)
         require_shapes(proposal, 1, config.guesses, vocab_size)
         _require_proper(proposal, to_guess, vocab_size, len(steps) + 1)

@@ -1,4 +1,4 @@
-"""Drafts: what guesses the next tokens, behind one interface."""
+"""Drafts, which guess the next tokens, behind one interface."""
 
 from speculative.drafts.base import Draft, Proposal
 from speculative.drafts.copying import CopyDraft

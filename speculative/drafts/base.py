@@ -27,19 +27,19 @@ class Proposal(NamedTuple):
     path: Array | None = None  # See `along`.
 
     def chunk(self, last: Rows) -> Chunk:
-        """What the target reads of `last` [B], the newest token of each row, and the guesses."""
+        """The chunk for the target: `last` [B], the newest token of each row, and the guesses."""
         tokens = jnp.concatenate([last[:, None], self.guesses], axis=1)
         return Chunk(tokens, *((self.tree.depths, self.tree.mask) if self.tree else ()))
 
     def along(self, path: Array) -> "Proposal":
-        """The guesses of a tree on a path, [B, D + 1] places from that of `last` on, as a chain."""
+        """A tree's guesses along a path, [B, D + 1] places from that of `last` on, as a chain."""
         at = jnp.maximum(path[:, 1:] - 1, 0)
         guesses = jnp.take_along_axis(self.guesses, at, axis=1)
         return Proposal(guesses, None, self.state, path=path)
 
 
 def require_grows(grows: bool, name: str, tree: int) -> None:
-    """Raises ValueError where guesses are to be a tree and the draft of this name has chains."""
+    """Raises ValueError if a tree is requested and the draft of this name guesses chains."""
     if tree and not grows:
         raise ValueError(
             f"The draft {name} guesses chains, and tree is {tree}; set tree to 0, or take a model "
@@ -70,23 +70,23 @@ FAULTS = (
     "gives a q that does not sum to 1",
     "guesses tokens that are not drawn from the q that it reports",
 )
-"""What may be wrong with a proposal, by `fault_of`; 0 is nothing."""
+"""The faults that `fault_of` finds in a proposal, by number; 0 is none."""
 
-# Of the sum of q, and of the sums between which a random number lies: what float32 rounds away.
+# Tolerances for float32 rounding, of the sum of q and of the sums that enclose a random number.
 TOLERANCE, DRAWN_TOLERANCE = 1e-3, 1e-4
 
 
 def fault_of(proposal: Proposal, numbers: Array, vocab_size: int) -> Rows:
-    """What is wrong with each row of a proposal, a number in `FAULTS`: [B].
+    """The fault of each row of a proposal, an index into `FAULTS`: [B].
 
-    Decoding is exact only if each guess is drawn from its q by the random number [B, G] given for
-    it: the sums of q up to the guess, without it and with it, enclose so much of the whole sum.
+    Decoding is exact only if each guess is drawn from its q by its random number [B, G]: that
+    fraction of the whole sum lies between the sums of q up to the guess, without it and with it.
     """
     guesses, q = proposal.guesses, proposal.q
     exists = (guesses >= 0) & (guesses < vocab_size)
     faults = jnp.where(exists, 0, 1)
     if q is not None:
-        # A probability below 0 makes the sum -inf, so that one pass over q tells all.
+        # A probability below 0 makes the sum -inf, so one pass over q is enough.
         total = jnp.where(q < 0, -jnp.inf, q).sum(axis=-1)
         before = jnp.where(jnp.arange(vocab_size) < guesses[..., None], q, 0.0).sum(axis=-1)
         own = jnp.take_along_axis(q, guesses[..., None], axis=-1)[..., 0]
@@ -101,11 +101,11 @@ def fault_of(proposal: Proposal, numbers: Array, vocab_size: int) -> Rows:
 def guess(
     logits: Array, numbers: Array, sampling: Sampling, history: History | None = None
 ) -> tuple[Rows, Array | None]:
-    """Draws a token [B] from logits [B, V], and gives its q [B, V].
+    """Draws a token [B] from logits [B, V], and returns it with its q [B, V].
 
-    By a number [B] it is drawn by inversion; by noise [B, V] it is the `sampling.choose`. There is
-    no q then, nor if all rows are greedy. The token is -1 if the greatest logit is not finite and q
-    cannot show it. The `history` is the text before it, where there are processors.
+    It is drawn by inversion from numbers [B], or by `sampling.choose` from noise [B, V]. There is
+    no q with noise, nor if all rows are greedy. The token is -1 if the greatest logit is not finite
+    and q cannot show it. `history` is the text before it, if there are processors.
     """
     if history is not None:
         logits = allowed(logits, history.process(logits))
@@ -121,9 +121,9 @@ def guess(
 
 
 def allowed(logits: Array, processed: Array) -> Array:
-    """The processed logits [..., V], or the others where all tokens are forbidden.
+    """The processed logits [..., V], or the original ones where all tokens are forbidden.
 
-    That may be all that a draft knows.
+    A draft may know no other tokens.
     """
     return jnp.where((processed > -jnp.inf).any(axis=-1, keepdims=True), processed, logits)
 
@@ -133,14 +133,14 @@ class Draft(abc.ABC):
 
     Decoding is exact for any draft that draws each guess from the q it reports, given the text so
     far; better guesses only make it faster. The loop refuses drafts that break this contract
-    (`fault_of`), and `Pair.check` tells where they do.
+    (`fault_of`), and `Pair.check` reports where they do.
     """
 
-    grows: ClassVar[bool] = False  # Whether it has `grow`.
+    grows: ClassVar[bool] = False  # Whether it implements `grow`.
 
     @property
     def layers(self) -> tuple[str, ...]:
-        """The target's layers whose hidden states it reads, as `models.interface` names them."""
+        """The target layers whose hidden states the draft reads, named as in `models.interface`."""
         return ()
 
     @property
@@ -169,12 +169,12 @@ class Draft(abc.ABC):
     ) -> Proposal:
         """Guesses the G = gamma tokens after `last` [B], the newest token of each row.
 
-        Each guess is a token below `vocab_size`, drawn from its q by inversion with its own of the
-        random numbers [B, G] in [0, 1), as `sampling.categorical` does: it is the first token at
-        which the running sum of q exceeds the number. Where the rule is coupled, `numbers` are
-        noise [B, G, V] in place of that, each guess is its `sampling.choose`, and there is no q.
-        `history` is the text so far where there are logits processors: a draft that hands it to
-        `guess` has them change its q as they change p; others guess without them.
+        Each guess is a token below `vocab_size`, drawn from its q by inversion with its own random
+        number in `numbers` [B, G], in [0, 1), as `sampling.categorical` does: it is the first token
+        at which the running sum of q exceeds the number. If the rule is coupled, `numbers` are
+        noise [B, G, V] instead, `sampling.choose` makes each guess, and there is no q. `history` is
+        the text so far if there are logits processors: they change q as they change p if a draft
+        passes it to `guess`; other drafts guess without them.
         """
 
     def grow(
@@ -190,7 +190,7 @@ class Draft(abc.ABC):
     ) -> Proposal:
         """Guesses a tree of tokens after `last` [B], for a draft that `grows`.
 
-        `noise` [B, D, V] is that of the D positions after it; None if all rows are greedy.
+        `noise` [B, D, V] belongs to the D positions after it; it is None if all rows are greedy.
         """
         raise NotImplementedError(f"{type(self).__name__} guesses chains.")
 
@@ -200,8 +200,8 @@ class Draft(abc.ABC):
     ) -> State:
         """The state after the target has accepted the first `accepted` [B] guesses.
 
-        `hidden` are the target's hidden states [B, G + 1, D], by layer, where it read `last` and
-        the guesses; the first `accepted` + 1 positions hold tokens that stay. Of a tree, proposal
-        and hidden states are those along the path that was accepted (`Proposal.along`): its guesses
-        are a chain, and `Proposal.path` tells where they stood in the chunk, as for `Model.keep`.
+        `hidden` holds, by layer, the target's hidden states [B, G + 1, D] at `last` and the
+        guesses; the first `accepted` + 1 positions hold tokens that stay. For a tree, proposal and
+        hidden states are those along the accepted path (`Proposal.along`): its guesses are a chain,
+        and `Proposal.path` gives their places in the chunk, as for `Model.keep`.
         """

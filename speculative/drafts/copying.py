@@ -1,4 +1,4 @@
-"""The text itself as a draft, known as prompt lookup decoding (Saxena, 2023).
+"""The text itself as a draft, also called prompt lookup decoding (Saxena, 2023).
 
 Where an output quotes its source or repeats itself, the text already holds the next tokens.
 """
@@ -17,31 +17,31 @@ from speculative.types import PADDING, Flags, PyTree, Rows
 
 @struct.dataclass
 class TextSoFar:
-    """Source and output, one contiguous text a row."""
+    """Source and output, one contiguous text per row."""
 
     tokens: Array  # [B, longest + S + T]: `longest` fillers of -1, the text, and stale tokens.
     ends: Rows  # The index of each row's next token.
 
     def extended(self, tokens: Array) -> "TextSoFar":
-        """With tokens [B, N] appended to each row."""
+        """The text with tokens [B, N] appended to each row."""
         written = write_rows(self.tokens, tokens, self.ends, axis=1)
         return TextSoFar(written, self.ends + tokens.shape[1])
 
     def rewound(self, count: Rows) -> "TextSoFar":
-        """Without the last `count` [B] tokens of each row, neither copied nor cleared."""
+        """The text without the last `count` [B] tokens of each row, neither copied nor cleared."""
         return TextSoFar(self.tokens, self.ends - count)
 
 
 @dataclasses.dataclass(frozen=True)
 class CopyDraft(Draft):
-    """Guesses what followed the position in source and output that is most like the text's end.
+    """Copies the tokens after the place in source and output that is most like the text's end.
 
     It has no parameters, and its proposals are deterministic.
 
     Attributes:
-        decoder_only: whether inputs are prompts, whose last token comes again as the first `last`.
+        decoder_only: whether inputs are prompts, whose last token is also the first `last`.
             Otherwise they are sources, and the start token separates them from the output.
-        longest: tokens compared, from the last one back; 1 to 30.
+        longest: tokens compared, counted back from the last one; 1 to 30.
     """
 
     decoder_only: bool = False
@@ -79,7 +79,7 @@ class CopyDraft(Draft):
         at = longest + jnp.argmax(agreement, axis=1)[:, None] + 1
         token = jnp.take_along_axis(text.tokens, at, axis=1)[:, 0]
         differs = (1 << longest) - 1 - agreement.max(axis=1)
-        # A source may hold tokens outside the target's vocabulary; then any guess is as good.
+        # A source may hold tokens outside the target's vocabulary; any guess will do then.
         return jnp.clip(token, 0, vocab_size - 1), lax.clz(differs) - (32 - longest)
 
     def propose(self, params, state, last, numbers, sampling, vocab_size, history=None) -> Proposal:
@@ -95,17 +95,18 @@ class CopyDraft(Draft):
     def sure(
         self, params: PyTree, state: TextSoFar, last: Rows, vocab_size: int, sampling: Sampling
     ) -> Flags:
-        """Whether a text ends as it did before, so that the next tokens are probably the same.
+        """Whether a text's end occurred before, so that the next tokens are probably the same.
 
-        At temperature 0 three tokens of a language model's text tell, and six of an
-        encoder-decoder's, by recorded guesses of the shipped models; above it, all compared ones.
+        At temperature 0, three matching tokens are enough for a language model and six for an
+        encoder-decoder, according to recorded guesses of the bundled models; above it, all must
+        match.
         """
         matched = self.following(state.extended(last[:, None]), vocab_size)[1]
         fewer = min(3 if self.decoder_only else 6, self.longest)
         return matched >= jnp.where(sampling.cold(1), fewer, self.longest)
 
     def follow(self, params, state, last, guesses) -> TextSoFar:
-        """The state of a proposal of these guesses."""
+        """The state after proposing these guesses."""
         return state.extended(jnp.concatenate([last[:, None], guesses], axis=1))
 
     def commit(self, params, proposal, accepted, hidden) -> TextSoFar:

@@ -16,18 +16,18 @@ from speculative.sampling import Sampling, greatest, greatest_few, log_weights
 from speculative.tree import Growth, Tree
 from speculative.types import Flags, Guesses, Logits, Rows, State
 
-# The target's choice is the draft's first one more often than the draft's own probability says: at
-# temperature 0, and with noise, which both share. Trees grow by this power of it.
+# The target's choice is the draft's first one more often than the draft's own probability says, at
+# temperature 0 as well as with shared noise. Trees grow by this power of the probability.
 SHARPER = 1.6
 
 
 class Level(NamedTuple):
-    """Nodes of one depth that a draft reads next, W of them in each row."""
+    """Nodes of one depth that a draft reads next, W per row."""
 
-    chunk: Chunk  # Their tokens [B, W], where they stand and which nodes read before they see.
-    parents: Array  # [B, W] int32, of the nodes read before at one depth less; at first any.
-    paths: Array  # [B, W, D] the tokens from the first guess on; `depth` of them count.
-    depth: Array  # Guesses on their paths, a whole number.
+    chunk: Chunk  # Their tokens [B, W], their positions, and which nodes read before they see.
+    parents: Array  # [B, W] int32, indices into the level above; arbitrary in the first level.
+    paths: Array  # [B, W, D] the tokens from the first guess on; the first `depth` count.
+    depth: Array  # Guesses on each path, an integer.
 
 
 @struct.dataclass
@@ -35,17 +35,17 @@ class ReadTree:
     """A model that has read nodes of a tree, `count` of them in each row."""
 
     model: State
-    read_as: Array  # As of `Grown`.
+    read_as: Array  # See `Grown`.
     count: Array | int
 
 
 class Grown(NamedTuple):
     """A tree of guesses."""
 
-    guesses: Guesses  # [B, N]; -1 in rows of logits that are not finite.
+    guesses: Guesses  # [B, N]; -1 in rows whose logits are not finite.
     tree: Tree
-    read_as: Array  # [B, N] int32, of each guess its number among the nodes read; -1: not read.
-    state: State  # That of `read` at last.
+    read_as: Array  # [B, N] int32, each guess's number among the nodes read; -1 if not read.
+    state: State  # The state after the last `read`.
 
 
 def grow(
@@ -60,9 +60,9 @@ def grow(
 ) -> Grown:
     """Grows a tree from logits [B, V] of its first guesses.
 
-    `read` gives the logits [B, W, V] after each node of a level. `noise` [B, D, V] is that of the D
-    positions, or None if all rows are greedy: successors are ranked as `sampling.choose` ranks
-    them. With `tokens` [V], logits are of those tokens only.
+    `read` returns the logits [B, W, V] after each node of a level. `noise` [B, D, V] belongs to the
+    D positions; it is None if all rows are greedy. Successors are ranked as in `sampling.choose`.
+    With `tokens` [V], logits cover those tokens only.
     """
     batch, width, depth = len(logits), growth.WIDTH, growth.depth
     shares = np.array(growth.shares or (1.0,) * growth.BRANCHES, np.float32)
@@ -73,7 +73,7 @@ def grow(
     def successors(
         logits: Array, noise: Array | None, paths: Array, count: Array | int, total: Array
     ) -> tuple[Array, Array, Flags]:
-        """The likeliest of each of K nodes: tokens and logarithms of their paths' likelihoods."""
+        """The likeliest successors of each of K nodes: tokens and their paths' log-likelihoods."""
         if history is not None:
             counts = jnp.full((1, logits.shape[1]), count, jnp.int32)
             logits = allowed(logits, history.process_paths(logits, paths, counts))
@@ -90,7 +90,7 @@ def grow(
         likely = total[..., None] + jnp.minimum(jnp.where(finite[:, None, None], chances, 0), 0)
         return found.reshape(batch, -1), likely.reshape(batch, -1), finite
 
-    # All candidates of the first level; there are fewer, for they have one parent.
+    # The candidates of the first level; there are fewer, because all have one parent.
     paths = jnp.zeros((batch, width, depth), jnp.int32)
     total = jnp.zeros((batch, 1))
     noise_0 = None if own_noise is None else own_noise[:, 0]
@@ -100,7 +100,7 @@ def grow(
     ranks = _ranks(likely)
 
     def chosen(found: Array, likely: Array, ranks: Array) -> tuple[Array, Array, Array]:
-        """Of a level's candidates those that are read: [B, W] tokens, likelihoods, parents."""
+        """The candidates of a level that are read: [B, W] tokens, likelihoods, parents."""
         taken = ranks[:, None] == jnp.arange(width)[:, None]  # [B, W, candidates]
         parents = jnp.asarray(np.arange(many) // branches)
         return _of(taken, found), _of(taken, likely), _of(taken, parents[None])
@@ -109,7 +109,7 @@ def grow(
     begun = jnp.arange(growth.read)
 
     def level(carry: Any, given: tuple[Array, Array | None]) -> Any:
-        """Reads the nodes of a depth, and finds the candidates of the next one."""
+        """Reads the nodes of one depth, and finds the candidates of the next."""
         (state, (found, likely, ranks), seen, paths, finite), (above, noise) = carry, given
         nodes, total, parents = chosen(found, likely, ranks)
         own = begun == above * width + jnp.arange(width)[:, None]  # [W, nodes read]
@@ -136,7 +136,7 @@ def grow(
             for one, more in zip(first, others, strict=True)
         )  # [B, D, candidates]
 
-    # A node's place is after its parent's, which is likelier or, of equal ones, the first.
+    # A node's place is after its parent's, which is likelier or, if equally likely, comes first.
     places = 1 + _ranks(likely.reshape(batch, -1)).reshape(likely.shape)
     of_slot = ranks[:, :, None] == jnp.arange(width)[:, None]  # [B, D, W, candidates]
     slots = jnp.where(of_slot, places[:, :, None], 0).sum(axis=-1)
@@ -152,7 +152,7 @@ def grow(
 
 
 def _ranks(likely: Array) -> Array:
-    """How many of [B, K] come before each one: those that are greater, or equal and before it."""
+    """The rank of each of [B, K]: how many are greater, or equal and before it."""
     at = jnp.arange(likely.shape[1])
     one, other = likely[:, :, None], likely[:, None]
     before = (other > one) | ((other == one) & (at < at[:, None]))
@@ -160,12 +160,12 @@ def _ranks(likely: Array) -> Array:
 
 
 def _of(taken: Flags, values: Array) -> Array:
-    """The values [B or 1, K] that are taken, [B, n, K]: [B, n]; 0 where none is."""
+    """Selects values [B or 1, K] by flags [B, n, K]: [B, n]; 0 where none is taken."""
     return jnp.where(taken, values[:, None], 0).sum(axis=-1)
 
 
 def as_tree(guesses: Guesses, growth: Growth) -> tuple[Guesses, Tree]:
-    """A chain [B, D] as a tree of as many guesses as others have; the first one fills it up."""
+    """A chain [B, D] as a tree of `growth.nodes` guesses, padded with copies of the first."""
     batch, depth = guesses.shape
     more = growth.nodes - depth
     filled = jnp.concatenate([guesses, jnp.repeat(guesses[:, :1], more, axis=1)], axis=1)
@@ -175,9 +175,9 @@ def as_tree(guesses: Guesses, growth: Growth) -> tuple[Guesses, Tree]:
 
 
 def nodes_read(read_as: Array, path: Array, accepted: Rows) -> tuple[Array, Rows]:
-    """Of an accepted path [B, D + 1], which nodes read are on it, [B, D], and how many [B].
+    """The nodes that were read on an accepted path [B, D + 1]: their numbers [B, D] and count [B].
 
-    Only the last one of a path may not have been read.
+    Only the last node of a path may be unread.
     """
     numbers = jnp.take_along_axis(read_as, jnp.maximum(path[:, 1:] - 1, 0), axis=1)
     on_path = jnp.arange(numbers.shape[1]) < accepted[:, None]

@@ -16,19 +16,19 @@ from speculative.types import Logits, Rows, State
 
 @struct.dataclass
 class HiddenDraftState:
-    """A draft's model has read all but the newest token, each with the hidden states before it."""
+    """A model has read all but the newest token, each with its predecessor's hidden states."""
 
     model: State
-    hidden: Array  # [B, 1, F] the target's, of the newest token's predecessor; 0 before the first.
+    hidden: Array  # [B, 1, F] the target's, at the newest token's predecessor; 0 before the first.
 
 
 @dataclasses.dataclass(frozen=True)
 class HiddenDraft(Draft):
-    """Drafts autoregressively with a model of `Reads.target_layers`.
+    """Drafts autoregressively with a model that reads `Reads.target_layers`.
 
-    The first guess of a step is made from the target's hidden states of the last position that it
-    has read, the others from the draft's own. What the target has read is then read again, from the
-    target's hidden states: a pass over gamma + 1 positions without logits.
+    The first guess of a step uses the target's hidden states at the last position that it has read,
+    the others use the draft's own. The draft then rereads the positions that the target has read,
+    with the target's hidden states: a pass over gamma + 1 positions without logits.
     """
 
     model: FlaxModel
@@ -36,17 +36,17 @@ class HiddenDraft(Draft):
 
     @property
     def max_positions(self) -> int:
-        """Of the model."""
+        """The model's limit."""
         return self.model.max_positions
 
     @property
     def layers(self) -> tuple[str, ...]:
-        """What is read of the target's decoder, and its encoder if it has one."""
+        """The layers read of the target's decoder, and its encoder if it has one."""
         encoder = () if self.model.decoder_only else ("encoder",)
         return (*self.model.config.reads.target_layers, *encoder)
 
     def start(self, params, inputs, cache_length, target) -> HiddenDraftState:
-        """Projects the target's encoder output, or reads a prompt as the target has read it."""
+        """Projects the target's encoder output, or reads a prompt with the target's states."""
         if not self.model.decoder_only:
             encoded = target.hidden["encoder"]
             hidden = jnp.zeros((len(inputs), 1, self.model.config.reads.hidden_dim))
@@ -59,7 +59,7 @@ class HiddenDraft(Draft):
         return HiddenDraftState(state, hidden)
 
     def propose(self, params, state, last, numbers, sampling, vocab_size, history=None) -> Proposal:
-        """Gamma steps of width 1."""
+        """Makes gamma steps of width 1."""
         logits, model, own = self.model.read_on(
             params, state.model, Chunk(last[:, None]), state.hidden
         )
@@ -78,7 +78,7 @@ class HiddenDraft(Draft):
     def grow(
         self, params, state, last, noise, sampling, vocab_size, growth, history=None
     ) -> Proposal:
-        """A pass for each level but the last, each node read with its parent's hidden state."""
+        """Makes a pass per level but the last; each node reads its parent's hidden state."""
         chunk = Chunk(last[:, None])
         logits, model, own = self.model.read_on(params, state.model, chunk, state.hidden)
         own = jnp.broadcast_to(own, (len(last), growth.WIDTH, own.shape[2]))
@@ -89,27 +89,27 @@ class HiddenDraft(Draft):
             logits, model, own = self.model.read_on(params, model, level.chunk, own=own)
             return logits, (model, own)
 
-        found = grow_on(
+        grown = grow_on(
             self.model, logits, (model, own), read, noise, sampling, vocab_size, growth, history
         )
-        model = self.model.rewind(found.state[0], state.model.lengths)
+        model = self.model.rewind(grown.state[0], state.model.lengths)
         state = HiddenDraftState(model, state.hidden)
-        return Proposal(found.guesses, None, (state, last), found.tree)
+        return Proposal(grown.guesses, None, (state, last), grown.tree)
 
     def follow(self, params, state, last, guesses) -> tuple[HiddenDraftState, Rows]:
-        """The state of a proposal of these guesses, which `commit` reads."""
+        """The state after proposing these guesses, which `commit` reads."""
         return state, last
 
     def follow_tree(self, params, state, last, guesses, tree) -> tuple[HiddenDraftState, Rows]:
-        """Likewise of a tree."""
+        """The state after proposing a tree of guesses, which `commit` reads."""
         return state, last
 
     def commit(self, params, proposal, accepted, hidden) -> HiddenDraftState:
-        """Reads what the target has read, with the target's hidden states."""
+        """Reads the tokens that the target has read, with the target's hidden states."""
         before, last = proposal.state
         of_target = self._of_target(hidden)
-        behind = jnp.concatenate([before.hidden, of_target[:, :-1]], axis=1)
-        model = self.model.read_on(params, before.model, proposal.chunk(last), behind)[1]
+        previous = jnp.concatenate([before.hidden, of_target[:, :-1]], axis=1)
+        model = self.model.read_on(params, before.model, proposal.chunk(last), previous)[1]
         model = self.model.rewind(model, before.model.lengths + accepted + 1)
         newest = jnp.take_along_axis(of_target, accepted[:, None, None], axis=1)
         return HiddenDraftState(model, newest)
@@ -121,7 +121,7 @@ class HiddenDraft(Draft):
 
 
 def model_draft(model: FlaxModel) -> HiddenDraft | TransformerDraft:
-    """The draft of a model: it reads of its target what its configuration says."""
+    """The draft of a model, which reads its target as its configuration says."""
     if model.config.reads.target_layers:
         return HiddenDraft(model)
     return TransformerDraft(model, model.config.reads.source_dim > 0)

@@ -1,9 +1,9 @@
-"""Drafts without a model, by name or by the file counted for them.
+"""Drafts without a model, given by name or by the file counted for them.
 
-A name alone, as `bigram`, reads a file beside the target's weights if it reads one. The path of a
-file, as `my/ngrams.npz`, is a draft too, and with a name before it, `bigram:my/ngrams.npz`, the
-draft of that name. After a model's name, as in `my/model+copy`, one of `LOOKUPS` is the other half
-of a `MixedDraft`.
+A draft given by name only, such as `bigram`, reads the file next to the target's weights, if it
+needs one. The path of a file, such as `my/ngrams.npz`, is a draft too; `bigram:my/ngrams.npz` is
+the draft of that name, with this file. After a model's name, as in `my/model+copy`, one of
+`LOOKUPS` is the other half of a `MixedDraft`.
 """
 
 import functools
@@ -23,7 +23,7 @@ from speculative.vocabulary import Vocabulary
 
 
 class ModelFree(NamedTuple):
-    """How a draft without a checkpoint is made, and its parameters are read, if it has any."""
+    """How to make a draft without a checkpoint, and to load its parameters if it has any."""
 
     make: Callable[[bool], Draft]  # Whether the target is decoder-only -> the draft.
     table: FileKind | None = None  # The file with the parameters.
@@ -35,7 +35,7 @@ def _ngram(order: int) -> ModelFree:
     return ModelFree(functools.partial(NgramDraft, order), ngram.TABLE, load)
 
 
-# A new draft without a checkpoint is one entry here.
+# Add a new draft without a checkpoint here.
 MODEL_FREE = {
     "uniform": ModelFree(lambda decoder_only: UniformDraft()),
     "unigram": _ngram(1),
@@ -45,18 +45,18 @@ MODEL_FREE = {
     "suffix": ModelFree(SuffixDraft, suffix.TABLE, suffix.load),
 }
 
-# What a model may be mixed with.
+# Drafts that a model may be mixed with.
 LOOKUPS = ("copy", "suffix")
 
 
 def known(name: str) -> bool:
-    """Whether a name is of `MODEL_FREE`, or a file's, which may not exist; and of no model."""
+    """Whether a name is in `MODEL_FREE` or a file's, which need not exist, and has no model."""
     model, free = parts(name)
     return not model and bool(free)
 
 
 def parts(name: str) -> tuple[str, str]:
-    """The names of a draft's model and of what needs none, either of which may be empty."""
+    """The names of a draft's model and of its model-free part; either may be empty."""
     model, plus, rest = name.rpartition("+")
     if plus and rest.partition(":")[0] in LOOKUPS:
         return model, rest
@@ -64,11 +64,11 @@ def parts(name: str) -> tuple[str, str]:
 
 
 def table(name: str, folder: pathlib.Path | None, vocabulary: Vocabulary) -> pathlib.Path | None:
-    """The file that a draft reads, its own or the one in its target's folder, if it reads one.
+    """The file that a draft reads, if any: its own or the one in its target's folder.
 
     Raises:
-        ValueError: there is no such file, or it is of another kind or vocabulary; or there is no
-            folder (None), as for random weights.
+        ValueError: the file is missing or of another kind or vocabulary; or there is no folder
+            (None), as for random weights.
     """
     kind, path = _split(name)
     if path is None and MODEL_FREE[kind].table is None:
@@ -78,13 +78,13 @@ def table(name: str, folder: pathlib.Path | None, vocabulary: Vocabulary) -> pat
     reads = _entry(name).table
     if reads is None:
         raise ValueError(f"The draft {kind} reads no file; leave {path} out (--draft {kind}).")
-    beside = folder / reads.file
-    if path is None and not beside.is_file():
+    default = folder / reads.file
+    if path is None and not default.is_file():
         raise ValueError(
-            f"The draft {name!r} needs {beside}, which does not exist; make it with "
+            f"The draft {name!r} needs {default}, which does not exist; make it with "
             f"{reads.command}, there or elsewhere, and say where (--draft {name}:FILE)."
         )
-    path = path or beside
+    path = path or default
     reads.require(path, vocabulary)
     return path
 
@@ -92,19 +92,19 @@ def table(name: str, folder: pathlib.Path | None, vocabulary: Vocabulary) -> pat
 def model_free(
     name: str, decoder_only: bool, path: pathlib.Path | None, vocabulary: Vocabulary
 ) -> tuple[Draft, PyTree]:
-    """A draft that is `known` and its parameters, from the `table` at this path."""
+    """A `known` draft and its parameters, from the `table` at this path."""
     make, _, load = _entry(name)
     return make(decoder_only), load(path, vocabulary) if load and path else ()
 
 
 def grows(name: str) -> bool:
-    """Whether a draft guesses trees: models do, mixed or not, and n-grams."""
+    """Whether a draft guesses trees: models, mixed or not, and n-grams do."""
     model, free = parts(name)
     return bool(model) or _entry(free).make(True).grows
 
 
 def _split(name: str) -> tuple[str, pathlib.Path | None]:
-    """The name in `MODEL_FREE`, empty where a file alone is given, and the file."""
+    """The name in `MODEL_FREE`, empty if only a file is given, and the file."""
     if name in MODEL_FREE:
         return name, None
     kind, _, file = name.partition(":")
@@ -112,7 +112,7 @@ def _split(name: str) -> tuple[str, pathlib.Path | None]:
 
 
 def _entry(name: str) -> ModelFree:
-    """What a name stands for; of a file of n-grams, its highest order, up to `ngram.LONGEST`."""
+    """The entry for a name; for a file of n-grams, its highest order up to `ngram.LONGEST`."""
     kind, path = _split(name)
     if path is None or kind:
         return MODEL_FREE[kind]

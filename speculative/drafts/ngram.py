@@ -1,4 +1,4 @@
-"""N-gram tables as drafts: c is next to nothing, alpha modest (section 3.6)."""
+"""N-gram tables as drafts: c is almost 0 and alpha modest (section 3.6)."""
 
 import dataclasses
 import pathlib
@@ -21,7 +21,7 @@ from speculative.types import PAD_ID, Rows, State
 from speculative.vocabulary import Vocabulary
 
 LONGEST = 3  # Tokens of the longest n-grams.
-WIDTH = 256  # Followers that a context keeps, if not told.
+WIDTH = 256  # Followers that a context keeps by default.
 COLUMNS = ("unigram", "children", "token", "total", "distinct", "kept", "follower", "count")
 TABLE = FileKind("ngrams.npz", "n-gram counts", COMMAND, ("order", *COLUMNS))
 
@@ -50,11 +50,11 @@ class NgramDraft(Draft):
     """Guesses from the frequencies of the tokens that followed the last ones in a corpus.
 
     Its state is the `order` - 2 tokens before the last one, [B, order - 2], -1 where there is
-    none. Its parameters are those of `load`, of the same order or a higher one.
+    none. Its parameters come from `load`, with the same order or a higher one.
 
     Attributes:
-        order: tokens of an n-gram: 1 guesses without context, 2 from the last token.
-        decoder_only: as of `CopyDraft`.
+        order: tokens per n-gram: 1 guesses without context, 2 from the last token.
+        decoder_only: see `CopyDraft`.
     """
 
     order: int
@@ -65,7 +65,7 @@ class NgramDraft(Draft):
         _require_order(self.order)
 
     def start(self, params, inputs, cache_length, target) -> Array:
-        """The end of the prompts; a source is no context."""
+        """The end of the prompts; a source is not used as context."""
         size = max(self.order - 2, 0)
         if not self.decoder_only:
             return jnp.full((inputs.shape[0], size), -1, jnp.int32)
@@ -73,7 +73,7 @@ class NgramDraft(Draft):
         return read_rows(padded, (inputs >= 0).sum(axis=1) - 1, size)
 
     def propose(self, params, state, last, numbers, sampling, vocab_size, history=None) -> Proposal:
-        """Looks up one row of the table a guess; the new state holds the known tokens."""
+        """Looks up one row of the table per guess; the new state holds the known tokens."""
 
         def step(carry: tuple[Array, History | None], number: Array) -> Any:
             context, history = carry
@@ -99,8 +99,8 @@ class NgramDraft(Draft):
         def logits(contexts: Array) -> Array:
             """[B, W, n] -> [B, W, V]."""
             batch, width, _ = contexts.shape
-            found = distribution(params, contexts.reshape(batch * width, -1))[:, :vocab_size]
-            return jnp.log(found).reshape(batch, width, -1)
+            q = distribution(params, contexts.reshape(batch * width, -1))[:, :vocab_size]
+            return jnp.log(q).reshape(batch, width, -1)
 
         def read(state: State, level: Level) -> tuple[Array, State]:
             before = jnp.repeat(known[:, None], level.paths.shape[1], axis=1)
@@ -109,8 +109,8 @@ class NgramDraft(Draft):
             return logits(lax.dynamic_slice_in_dim(text, begin, size, axis=2)), state
 
         first = logits(known[:, None, known.shape[1] - size :])[:, 0]
-        found = grow(first, (), read, noise, sampling, growth, history=history)
-        return Proposal(found.guesses, None, known, found.tree)
+        grown = grow(first, (), read, noise, sampling, growth, history=history)
+        return Proposal(grown.guesses, None, known, grown.tree)
 
     def commit(self, params, proposal, accepted, hidden) -> Array:
         """Removes rejected guesses, and tokens too far back to matter."""
@@ -121,8 +121,8 @@ class NgramDraft(Draft):
 def distribution(params: NgramParams, context: Array) -> Array:
     """The distribution q [B, V] after `context` [B, n], oldest token first, -1 where there is none.
 
-    Interpolated back-off as of Witten and Bell (1991): with h' for a context h without its
-    oldest token, c for counts and T(h) for the number of distinct tokens that followed h,
+    This is the interpolated back-off of Witten and Bell (1991): with h' for a context h without
+    its oldest token, c for counts and T(h) for the number of distinct tokens that followed h,
 
         q(w | h) = (c(h, w) + T(h) q(w | h')) / (c(h) + T(h)),
 
@@ -130,8 +130,8 @@ def distribution(params: NgramParams, context: Array) -> Array:
     h', and so does all of q after a context that was not kept.
     """
     batch = context.shape[0]
-    # Without the barrier XLA would sum a row that all have but once, in an order of its own: draws
-    # from it would then depend, by rounding, on the number of rows.
+    # Without the barrier XLA would sum a shared row just once, in a different order: draws from it
+    # would then depend, by rounding, on the number of rows.
     q = lax.optimization_barrier(jnp.broadcast_to(params.unigram, (batch, *params.unigram.shape)))
     node = jnp.zeros(batch, jnp.int32)
     for token in context.T[::-1]:
@@ -172,13 +172,13 @@ def count_ngrams(
     Contexts are numbered breadth first, children of a context by token; 0 is the empty one. A
     context keeps its `width` most frequent followers, if they followed it `min_count` times.
     Sequences are arrays [length] of tokens, each ending with its end-of-sequence token; the token
-    `start` is before each. Memory is for all tokens and different n-grams, in some copies.
+    `start` is put before each. Memory holds several copies of all tokens and distinct n-grams.
 
     Returns:
         order []; unigram [V], the count of each token; children [M], the number of contexts that
-        extend each one; of every context but the empty one, [M - 1]: token, its leftmost;
+        extend each one; for every context but the empty one, [M - 1]: token, its leftmost;
         total, how many tokens followed it; distinct, how many different ones; kept, how many of
-        these are kept; and of the kept ones, context by context, [E]: follower, the token,
+        these are kept; and for the kept ones, context by context, [E]: follower, the token,
         ascending; count, how often it followed.
 
     Raises:
@@ -205,8 +205,8 @@ def count_ngrams(
     text = np.full(len(before), start, np.int32)
     text[before > 0] = tokens
 
-    # A context is a number: its tokens are the digits, to the base of the vocabulary, the last one
-    # first, so that contexts ascend as they are numbered.
+    # A context is a number whose digits are its tokens, in the base of the vocabulary's size, the
+    # last one first, so that contexts ascend in the order of their numbers.
     context, shorter = np.zeros(len(text), np.int64), np.zeros(1, np.int64)
     children, levels = [], [[np.zeros(0, np.int64)] * 6]
     for size in range(1, order):
@@ -222,7 +222,7 @@ def count_ngrams(
         rank = np.arange(len(count)) - first[owner]
         keep = np.sort(by_count[(count[by_count] >= min_count) & (rank < width)])
         kept = np.bincount(owner[keep], minlength=len(longer))
-        # What precedes a context that stays has been seen as often, and stays too.
+        # The parent of a context that stays has been seen as often, and stays too.
         stays = kept > 0
         if size == 1 and not stays.any():
             raise ValueError(f"No pair of tokens was seen {min_count} times; lower min_count.")
@@ -247,10 +247,10 @@ def ngram_params(table: dict[str, np.ndarray], order: int) -> NgramParams:
     unigram, children, token, total, distinct, kept, follower, count = _columns(table)
     if order > (largest := int(table["order"])):
         raise ValueError(
-            f"The table holds n-grams of up to {largest} tokens, not {order}: ask for order "
+            f"The table holds n-grams of up to {largest} tokens, not {order}: use order "
             f"{largest}, or count again with --order={order}."
         )
-    contexts = 1  # Of at most 0, 1, 2 ... tokens.
+    contexts = 1  # The number of contexts of at most 0, 1, 2 ... tokens.
     for _ in range(order - 1):
         contexts = 1 + int(children[:contexts].sum())
     kept = kept[: contexts - 1]
@@ -270,10 +270,10 @@ def ngram_params(table: dict[str, np.ndarray], order: int) -> NgramParams:
 
 
 def load(path: str | pathlib.Path, vocabulary: Vocabulary, order: int) -> NgramParams:
-    """Parameters of an `NgramDraft` of this order from counts that `TABLE.save` wrote.
+    """Parameters of an `NgramDraft` of this order, from counts that `TABLE.save` wrote.
 
     Raises:
-        ValueError: as `FileKind.loaded` and `ngram_params`, or counts of another number of pieces.
+        ValueError: see `FileKind.loaded` and `ngram_params`; or the number of pieces differs.
     """
     with TABLE.loaded(path, vocabulary) as table:
         params = ngram_params(table, order)
@@ -286,9 +286,9 @@ def load(path: str | pathlib.Path, vocabulary: Vocabulary, order: int) -> NgramP
 
 
 def _columns(table: dict[str, np.ndarray]) -> list[np.ndarray]:
-    """The counts; ValueError unless types, sizes and ranges fit each other.
+    """The counts; raises ValueError unless types, sizes and ranges fit each other.
 
-    That q sums to 1 is tested wherever it is used.
+    Whether q sums to 1 is tested wherever q is used.
     """
     columns = [table[name] for name in COLUMNS]
     fits = all(x.dtype.kind in "iu" and x.ndim == 1 for x in (table["order"][None], *columns))

@@ -1,7 +1,7 @@
-"""Past outputs as a draft: what the target wrote after the same tokens in other texts.
+"""Past outputs as a draft: tokens that the target wrote after the same ones in other texts.
 
 Past outputs form one suffix automaton, built on the host and followed on the device. It never
-learns while decoding; otherwise an output would depend on what was decoded before it.
+learns while decoding; otherwise an output would depend on the texts decoded before it.
 """
 
 import dataclasses
@@ -27,7 +27,7 @@ TABLE = FileKind(
 )
 ROOT = 0  # The state of the empty text.
 
-# Source and output; the automaton's state [B], of their longest suffix that past outputs continue.
+# Source and output; the automaton's state [B] for their longest suffix that past outputs continue.
 # A proposal has states [G + 1, B], before the guesses and after each of them.
 SuffixState = tuple[TextSoFar, Array]
 
@@ -36,14 +36,14 @@ SuffixState = tuple[TextSoFar, Array]
 class SuffixDraft(Draft):
     """Guesses from the text itself (`CopyDraft`) or, after short matches, from past outputs.
 
-    Its parameters are those of `automaton`, and its proposals are deterministic. `decoder_only` is
-    that of `CopyDraft`.
+    Its parameters come from `automaton`, and its proposals are deterministic. For `decoder_only`
+    see `CopyDraft`.
     """
 
     decoder_only: bool = False
 
     def start(self, params, inputs, cache_length, target) -> SuffixState:
-        """Follows a prompt up to its last token; a source is no output."""
+        """Follows a prompt up to its last token; a source, which is no output, is skipped."""
         text = CopyDraft(self.decoder_only).start(params, inputs, cache_length, target)
         root = jnp.full(inputs.shape[0], ROOT, jnp.int32)
         if not self.decoder_only:
@@ -56,10 +56,10 @@ class SuffixDraft(Draft):
     def propose(self, params, state, last, numbers, sampling, vocab_size, history=None) -> Proposal:
         """Uses past outputs where the text itself has no match long enough to copy from.
 
-        A match of one token is enough, or of two where past outputs are sure of their guess; of
-        three and five for a decoder-only target. With the shipped models more guesses are accepted
-        than if the longer match won: past outputs are many, so that their matches are longer, but
-        they lack the names in a source.
+        A match of one token is enough, or of two where past outputs are sure of their guess; a
+        decoder-only target needs three or five. With the bundled models more guesses are accepted
+        than if the longer match won: past outputs are many, so their matches are longer, but they
+        lack the names in a source.
         """
         enough, if_sure = (3, 5) if self.decoder_only else (1, 2)
 
@@ -79,11 +79,11 @@ class SuffixDraft(Draft):
     def sure(
         self, params: PyTree, state: SuffixState, last: Rows, vocab_size: int, sampling: Sampling
     ) -> Flags:
-        """As of `CopyDraft`: past outputs are right less often than a trained model."""
+        """See `CopyDraft.sure`: past outputs are right less often than a trained model."""
         return CopyDraft(self.decoder_only).sure((), state[0], last, vocab_size, sampling)
 
     def follow(self, params, state, last, guesses) -> SuffixState:
-        """The state of a proposal of these guesses."""
+        """The state after proposing these guesses."""
         text, states = state
         new = jnp.concatenate([last[:, None], guesses], axis=1)
 
@@ -94,7 +94,7 @@ class SuffixDraft(Draft):
         return text.extended(new), lax.scan(read, states, new.T)[1]
 
     def commit(self, params, proposal, accepted, hidden) -> SuffixState:
-        """Removes the rejected guesses, and takes the automaton's state before them."""
+        """Removes the rejected guesses, and restores the automaton's state before them."""
         text, states = proposal.state
         kept = jnp.take_along_axis(states, accepted[None], axis=0)[0]
         return text.rewound(proposal.guesses.shape[1] - accepted), kept
@@ -103,8 +103,8 @@ class SuffixDraft(Draft):
 def follow(params: PyTree, states: Rows, tokens: Rows) -> Rows:
     """The automaton's states [B] after `tokens` [B] are appended to the texts of `states` [B].
 
-    A state's transitions are searched by bisection. Without a transition for the token the search
-    continues at the next shorter suffix, at last at the root, which has one for every token.
+    A state's transitions are searched by bisection. If none is for the token, the search continues
+    at the next shorter suffix, and finally at the root, which has one for every token.
     """
     offsets, token, link = params["offsets"], params["tokens"], params["links"]
 
@@ -125,22 +125,22 @@ def follow(params: PyTree, states: Rows, tokens: Rows) -> Rows:
 
     window = (states, offsets[states], offsets[states + 1])
     state, low, high = lax.while_loop(lost, search, window)
-    found = params["next"][(low + high) // 2]
-    return jnp.where(state == ROOT, params["first"][tokens], found)
+    following = params["next"][(low + high) // 2]
+    return jnp.where(state == ROOT, params["first"][tokens], following)
 
 
 def automaton(sequences: Sequence[np.ndarray], vocab_size: int, start: int = PAD_ID) -> PyTree:
     """Parameters of a `SuffixDraft`: the suffix automaton of past outputs.
 
     A state stands for the texts that occur at the same positions of the sequences (Blumer et al.,
-    1985). Of M states and E transitions it keeps what guessing needs, in int32:
+    1985). For M states and E transitions, guessing needs these arrays, in int32:
 
         offsets [M + 1]: a state's transitions are those from offsets[i] to offsets[i + 1].
         tokens, next [E]: their tokens, ascending, and the states to which they lead.
         links [M]: the state of the longest suffix that also occurs elsewhere.
         first [V]: the state to which each token leads from the root.
         guesses [M]: the token that followed most often; the smallest of several.
-        sure [M] bool: whether it followed at least twice more than all others together.
+        sure [M] bool: whether it followed at least two times more than all others together.
 
     A text that nothing ever follows has no state: transitions lead to the state of its longest
     suffix that something follows. The token `start` is put before each sequence [length].
@@ -156,7 +156,7 @@ def automaton(sequences: Sequence[np.ndarray], vocab_size: int, start: int = PAD
             if not 0 <= token < vocab_size:
                 raise ValueError(
                     f"Past output {i} holds token {token}, outside a vocabulary of {vocab_size} "
-                    "pieces; keep outputs again with this vocabulary."
+                    "pieces; collect outputs again with this vocabulary."
                 )
     transitions, links, counts = build([[start, *row] for row in rows])
     degrees = np.fromiter(map(len, transitions), np.int64)
@@ -197,9 +197,9 @@ def build(rows: list[list[int]]) -> tuple[list[dict[int, int]], np.ndarray, np.n
     links, lengths, counts = [-1], [0], [0]
 
     def add(state: int, token: int, old: int | None = None) -> tuple[int, int]:
-        """A new state, of the longest text of `state` and a token, in the place of `old`.
+        """Adds a state for the longest text of `state` and a token, in the place of `old`.
 
-        Transitions lead there along the links of `state`, up to the second result.
+        Transitions lead to it along the links of `state`, up to the second result.
         """
         new = len(links)
         transitions.append({} if old is None else transitions[old].copy())
@@ -229,7 +229,7 @@ def build(rows: list[list[int]]) -> tuple[list[dict[int, int]], np.ndarray, np.n
                 if state >= 0:
                     links[last] = split(state, token)
             counts[last] += 1
-    # An occurrence of a text is one of its suffixes too.
+    # An occurrence of a text is also one of each of its suffixes.
     for state in sorted(range(1, len(links)), key=lengths.__getitem__, reverse=True):
         counts[links[state]] += counts[state]
     links[ROOT] = ROOT
@@ -243,7 +243,7 @@ def save(path: str | pathlib.Path, sequences: Sequence[np.ndarray], vocabulary: 
 
 
 def load(path: str | pathlib.Path, vocabulary: Vocabulary) -> PyTree:
-    """The `automaton` of past outputs that `save` wrote; errors as of `FileKind.loaded` and it."""
+    """The `automaton` of past outputs that `save` wrote; raises as it and `FileKind.loaded` do."""
     with TABLE.loaded(path, vocabulary) as arrays:
         tokens, offsets = arrays["tokens"].astype(np.int64), arrays["offsets"].astype(np.int64)
         steps = np.diff(offsets, prepend=0, append=len(tokens))

@@ -21,10 +21,10 @@ COMMAND = "speculative count"
 def opened(
     path: str | pathlib.Path, content: str = "counts", command: str = COMMAND
 ) -> Iterator[zipfile.ZipFile]:
-    """A file whose arrays `read` gives; what is raised while it is open blames the file.
+    """Opens a file for `read`; any error raised while it is open is blamed on the file.
 
     Raises:
-        ValueError: the file is missing or damaged; it names `content` and the `command` to make it.
+        ValueError: the file is missing or damaged; names `content` and the `command` to make it.
     """
     if not pathlib.Path(path).is_file():
         raise ValueError(f"{path} does not exist; make it with {command}.")
@@ -38,32 +38,32 @@ def opened(
 
 
 def read(file: zipfile.ZipFile, name: str) -> np.ndarray:
-    """An array of an `opened` file; all of it is read at once, and its checksum compared."""
+    """An array of an `opened` file, read as a whole, with its checksum verified."""
     return np.load(io.BytesIO(file.read(f"{name}.npy")))
 
 
 def names(file: zipfile.ZipFile) -> set[str]:
-    """The arrays of an `opened` file."""
+    """The names of the arrays in an `opened` file."""
     return {name.removesuffix(".npy") for name in file.namelist()}
 
 
 @dataclasses.dataclass(frozen=True)
 class FileKind:
-    """A kind of file."""
+    """A kind of file that drafts read."""
 
-    file: str  # Its name beside the target's weights.
-    content: str  # What it holds, for messages.
+    file: str  # Its name, next to the target's weights.
+    content: str  # Its content, for messages.
     command: str  # The command that makes it.
     arrays: tuple[str, ...]  # The names of its arrays.
 
     def save(self, path: str | pathlib.Path, vocabulary: Vocabulary, arrays: Arrays) -> None:
-        """Writes arrays of numbers from 0 on and the vocabulary's fingerprint, all or nothing."""
+        """Writes arrays of non-negative numbers and the vocabulary's fingerprint, atomically."""
         small = {
             name: values.astype(np.min_scalar_type(values.max(initial=0)))
             for name, values in arrays.items()
         }
         small["vocabulary"] = np.array(vocabulary.fingerprint)
-        # As of `np.savez_compressed`, but a quarter smaller; `np.load` reads both.
+        # Like `np.savez_compressed`, but a quarter smaller; `np.load` reads both.
         with disk.written(path) as part, zipfile.ZipFile(part, "w", zipfile.ZIP_LZMA) as file:
             for name, values in small.items():
                 with file.open(f"{name}.npy", "w", force_zip64=True) as member:
@@ -84,7 +84,7 @@ class FileKind:
 
     @contextlib.contextmanager
     def loaded(self, path: str | pathlib.Path, vocabulary: Vocabulary) -> Iterator[Arrays]:
-        """The arrays of a file that `save` wrote; a ValueError while they are in use names it.
+        """The arrays of a file that `save` wrote; a ValueError during their use names the file.
 
         Raises:
             ValueError: the file is missing, damaged or of another vocabulary.

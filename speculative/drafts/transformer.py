@@ -25,7 +25,7 @@ class TransformerDraftState:
     """The state of a draft's model, and the one guess that it may not have read."""
 
     model: State
-    unseen: Rows  # The last guess if all were accepted, which the next proposal feeds; else -1.
+    unseen: Rows  # The last guess if all were accepted, which the next proposal reads; else -1.
 
 
 def guess_on(
@@ -38,9 +38,9 @@ def guess_on(
     vocab_size: int,
     history: History | None,
 ) -> tuple[Guesses, Array | None, State]:
-    """Guesses [B, G] and their q, the first from logits [B, 1, V]; and the state after `read`.
+    """Guesses [B, G], the first from logits [B, 1, V], their q, and the state after reading them.
 
-    `read` appends a guess to a state and gives the logits after it; the last guess is not read.
+    `read` appends a guess to a state and returns the logits after it; the last guess is not read.
     """
     tokens = getattr(model, "draft_vocabulary", None)
     size = vocab_size if tokens is None else len(tokens)
@@ -63,7 +63,7 @@ def guess_on(
         return (state, token, history), (token, q)
 
     first, q = draw(logits, numbers[:, 0], history)
-    # In a loop there is one step to compile, whatever gamma is.
+    # A loop leaves a single step to compile, whatever gamma is.
     (state, *_), others = lax.scan(step, (state, first, history), numbers[:, 1:].swapaxes(0, 1))
     guesses, q = jax.tree.map(
         lambda one, more: jnp.concatenate([one[None], more]).swapaxes(0, 1), (first, q), others
@@ -84,7 +84,7 @@ def grow_on(
     growth: Growth,
     history: History | None,
 ) -> Grown:
-    """Grows a tree on a model, from logits [B, 1, V] of the first guesses; see `guess_on`."""
+    """Grows a tree with a model, from logits [B, 1, V] of the first guesses; see `guess_on`."""
     tokens = getattr(model, "draft_vocabulary", None)
     size = vocab_size if tokens is None else len(tokens)
 
@@ -103,9 +103,9 @@ def grow_on(
 
 
 def whole(values: Array, tokens: np.ndarray, vocab_size: int, others: float) -> Array:
-    """Values [..., K] of some tokens as values [..., V] of all, `others` being that of the rest.
+    """Expands values [..., K] of some tokens to values [..., V] of all; the rest get `others`.
 
-    A gather, which on CPU is many times as fast as a scatter.
+    This is a gather, which on CPU is many times as fast as a scatter.
     """
     index = np.full(vocab_size, len(tokens), np.int32)
     index[tokens] = np.arange(len(tokens))
@@ -126,7 +126,7 @@ class TransformerDraft(Draft):
 
     @property
     def max_positions(self) -> int:
-        """Of the model."""
+        """The model's limit."""
         return self.model.max_positions
 
     @property
@@ -141,7 +141,7 @@ class TransformerDraft(Draft):
         return TransformerDraftState(state, jnp.full(inputs.shape[0], -1, jnp.int32))
 
     def propose(self, params, state, last, numbers, sampling, vocab_size, history=None) -> Proposal:
-        """One step of width 2, which reads `unseen` too, then gamma - 1 steps of width 1."""
+        """Makes a step of width 2, which also reads `unseen`, then gamma - 1 steps of width 1."""
         logits, model = self._catch_up(params, state, last)
 
         def read(model: State, newest: Array) -> tuple[Array, State]:
@@ -155,28 +155,28 @@ class TransformerDraft(Draft):
     def grow(
         self, params, state, last, noise, sampling, vocab_size, growth, history=None
     ) -> Proposal:
-        """One step of width 2, which reads `unseen` too, then a pass a level but for the last."""
+        """Makes a step of width 2, which reads `unseen` too, then a pass per level but the last."""
         logits, model = self._catch_up(params, state, last)
 
         def read(model: State, level: Level) -> tuple[Logits, State]:
             return self.model.extend(params, model, level.chunk)[:2]
 
-        found = grow_on(
+        grown = grow_on(
             self.model, logits, model, read, noise, sampling, vocab_size, growth, history
         )
         return Proposal(
-            found.guesses, None, ReadTree(found.state, found.read_as, growth.read), found.tree
+            grown.guesses, None, ReadTree(grown.state, grown.read_as, growth.read), grown.tree
         )
 
     def follow(self, params, state, last, guesses) -> TransformerDraftState:
-        """The state of a proposal of these guesses: it reads them at once."""
+        """The state after proposing these guesses, which are read at once."""
         _, model = self._catch_up(params, state, last)
         if guesses.shape[1] > 1:
             model = self.model.extend(params, model, Chunk(guesses[:, :-1])).state
         return TransformerDraftState(model, guesses[:, -1])
 
     def follow_tree(self, params, state, last, guesses, tree) -> ReadTree:
-        """The state of a proposal of a tree: it reads all nodes at once."""
+        """The state after proposing a tree, all of whose nodes are read at once."""
         _, model = self._catch_up(params, state, last)
         mask = tree.mask[:, 1:, 1:]
         model = self.model.extend(params, model, Chunk(guesses, tree.depths[:, 1:] - 1, mask)).state
@@ -186,7 +186,7 @@ class TransformerDraft(Draft):
     def _catch_up(
         self, params: PyTree, state: TransformerDraftState, last: Rows
     ) -> tuple[Logits, State]:
-        """The logits after `last`, and the model's state that has read it."""
+        """The logits after `last`, and the model's state after reading it."""
         caught_up = state.unseen < 0
         # A row without an unseen guess feeds `last` and a filler, whose cache entry is masked.
         chunk = jnp.stack([jnp.where(caught_up, last, state.unseen), last], axis=1)

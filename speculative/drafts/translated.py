@@ -1,9 +1,9 @@
-"""A draft of another vocabulary than its target's: it guesses the pieces that both have.
+"""A draft with another vocabulary than its target's: it guesses the pieces that both have.
 
 This is token-level intersection (Timor et al., 2025, arXiv 2502.05202): the draft's distribution
-is restricted to tokens of the target, which keeps decoding exact. A token of the target that is
-none of the draft's is read as the last of the pieces that the draft makes of it, so that a text has
-as many tokens in both; that costs acceptance alone.
+is restricted to tokens of the target, which keeps decoding exact. A token of the target that the
+draft lacks is read as the last of the draft's pieces that spell it, so that a text has as many
+tokens in both; this lowers only the acceptance rate.
 """
 
 import dataclasses
@@ -23,19 +23,19 @@ LEAST = 0.1  # The share of the smaller vocabulary's pieces that both must have.
 
 @struct.dataclass
 class Tables:
-    """How tokens of target and draft belong together, [V] int32 each, by the target's tokens."""
+    """How tokens of target and draft correspond, [V] int32 each, by the target's tokens."""
 
-    read_as: Any  # What the draft reads.
-    logits: Any  # The place among the draft's logits; behind them for a token that is none.
+    read_as: Any  # The token that the draft reads.
+    logits: Any  # The index in the draft's logits; one past their end for a token without one.
 
 
 def tables(
     target: Vocabulary, draft: Vocabulary, logits: np.ndarray | None, count: int
 ) -> tuple[Tables, int]:
-    """The tables of two vocabularies, and how many tokens are of both.
+    """The tables of two vocabularies, and how many tokens both share.
 
-    The draft's logits are of `count` tokens; of those of `logits` [K], or of all. ValueError is
-    raised if hardly any are.
+    The draft's logits cover `count` tokens: those in `logits` [K], or all. Raises ValueError if
+    hardly any tokens are shared.
     """
     theirs = {spelled: i for i, spelled in enumerate(draft.spelled) if spelled is not None}
     same = {target.start_id: draft.start_id, **dict.fromkeys(target.eos_ids, draft.eos_ids[0])}
@@ -43,7 +43,7 @@ def tables(
     place[np.arange(count) if logits is None else logits] = np.arange(count)
     read_as, of_logits = np.zeros(target.size, np.int32), np.full(target.size, count, np.int32)
     guessed = set[int]()
-    # A single byte may stand for what another piece does too, which texts then have.
+    # Bytes come last: if another piece spells the same, texts have that piece.
     for token in sorted(range(target.size), key=lambda i: target.pieces[i].startswith("<0x")):
         spelled = target.spelled[token]
         own = same.get(token, None if spelled is None else theirs.get(spelled))
@@ -68,43 +68,43 @@ def tables(
 
 @dataclasses.dataclass(frozen=True)
 class Translated(Model):
-    """A draft's model behind the target's tokens; its parameters are the model's, and `Tables`."""
+    """A draft's model, used with the target's tokens; parameters are the model's and `Tables`."""
 
     model: FlaxModel
     size: int  # Tokens of the target's vocabulary.
 
     @property
     def pad_id(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """As of the model."""
+        """The model's padding token."""
         return self.model.pad_id
 
     @property
     def decoder_only(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """As of the model."""
+        """Whether the model is decoder-only."""
         return self.model.decoder_only
 
     @property
     def vocab_size(self) -> int:
-        """Of the target."""
+        """Tokens of the target's vocabulary."""
         return self.size
 
     @property
     def max_positions(self) -> int:
-        """As of the model."""
+        """The model's limit."""
         return self.model.max_positions
 
     def first(self, inputs):
-        """As of the model."""
+        """See `Model.first`."""
         return self.model.first(inputs)
 
     def start(self, params, inputs, cache_length, encoded=None, layers=()) -> Started:
-        """As of the interface."""
+        """See `Model.start`."""
         inner, tables = params
         read = jnp.where(inputs == self.pad_id, self.pad_id, _of(tables.read_as, inputs))
         return self.model.start(inner, read, cache_length, encoded, layers)
 
     def extend(self, params, state, chunk, at=None, layers=()) -> Extended:
-        """As of the interface."""
+        """See `Model.extend`."""
         inner, tables = params
         chunk = Chunk(_of(tables.read_as, chunk.tokens), *chunk[1:])
         logits, state, hidden = self.model.extend(inner, state, chunk, at, layers)
@@ -114,11 +114,11 @@ class Translated(Model):
         return Extended(jnp.take(own, place, axis=-1), state, hidden)
 
     def rewind(self, state, lengths):
-        """As of the interface."""
+        """See `Model.rewind`."""
         return self.model.rewind(state, lengths)
 
     def keep(self, state, length, path, count):
-        """As of the interface."""
+        """See `Model.keep`."""
         return self.model.keep(state, length, path, count)
 
 

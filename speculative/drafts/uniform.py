@@ -1,4 +1,4 @@
-"""Tokens at random: the worst draft, and exact all the same."""
+"""Random tokens: the worst draft, which is still exact."""
 
 import dataclasses
 

@@ -1,1 +1,1 @@
-"""What is measured of a pair: acceptance, times, exactness, quality."""
+"""Measurements of a pair: acceptance, times, exactness, quality."""

@@ -40,15 +40,15 @@ def alpha_on_target_text(
     the probabilities of target or draft are not finite.
     """
     alone = Models(pair.target, None), Params(pair.params.target)
-    given = Models(pair.target, pair.draft), pair.params
+    both = Models(pair.target, pair.draft), pair.params
     layers, how = pair.draft.layers, (config.sampling, config.rule, config.vocab_size)
     betas = [np.zeros(0, np.float32)] * len(sources)
     for chosen, places in batches(range(len(sources)), lambda i: sources[i].shape[1], batch_size):
         source = jnp.concatenate([sources[place] for place in places])
         rows = filled([tokens[place] for place in places], config.max_length)
         read = reading(*alone, source, rows, layers)
-        found = acceptances(*given, source, rows, read, *how)
-        for place, beta in zip(chosen, np.asarray(found), strict=False):
+        of_batch = acceptances(*both, source, rows, read, *how)
+        for place, beta in zip(chosen, np.asarray(of_batch), strict=False):
             betas[place] = beta[: len(tokens[place])]
             if not np.isfinite(betas[place]).all():
                 raise ValueError(
@@ -61,20 +61,20 @@ def alpha_on_target_text(
 
 @struct.dataclass
 class Read:
-    """What the target says of texts [B, L], for any draft."""
+    """The target's results on texts [B, L], for any draft."""
 
     begun: Started
-    logits: Logits  # [B, L, V] of each token, given those before it.
-    hidden: dict[str, Array]  # By the name of a layer, its states [B, L, D].
+    logits: Logits  # [B, L, V] for each token, given those before it.
+    hidden: dict[str, Array]  # The states [B, L, D] of a layer, by its name.
 
 
 @functools.partial(Program, static=1)
 def reading(
     models: Models, params: Params, source: Inputs, tokens: Tokens, layers: tuple[str, ...]
 ) -> Read:
-    """Reads tokens [B, L] after source [B, S] by the target in one pass.
+    """Reads tokens [B, L] after source [B, S] with the target in one pass.
 
-    It is a program of its own, which all drafts that read the same layers share.
+    It is a separate program, which all drafts that read the same layers share.
     """
     begun, scored = teacher_forced.score(models.target, params.target, source, tokens, layers)
     return Read(begun, scored.logits, scored.hidden)
@@ -91,7 +91,7 @@ def acceptances(
     rule: Rule,
     vocab_size: int,
 ) -> Array:
-    """Beta [B, L] at each of tokens [B, L], as `read`, which the draft reads one by one."""
+    """Beta [B, L] at each of tokens [B, L], which the draft reads one by one, given `read`."""
     draft = models.draft
     assert draft is not None, "an acceptance rate needs a draft"
     # q does not depend on the random number that a guess is drawn with.
@@ -100,8 +100,8 @@ def acceptances(
     def beta(state: State, last: Rows, row: Array) -> tuple[Proposal, Array]:
         proposal = draft.propose(params.draft, state, last, uniforms, sampling, vocab_size)
         q = jax.nn.one_hot(proposal.guesses, vocab_size) if proposal.q is None else proposal.q
-        found = rule.acceptance(row, q[:, 0], sampling)
-        return proposal, jnp.where(fault_of(proposal, uniforms, vocab_size) > 0, jnp.nan, found)
+        chance = rule.acceptance(row, q[:, 0], sampling)
+        return proposal, jnp.where(fault_of(proposal, uniforms, vocab_size) > 0, jnp.nan, chance)
 
     return at_each(models, params, source, tokens, read, beta, read.logits[..., :vocab_size])
 
@@ -116,11 +116,11 @@ def at_each(
     given: Any,
     room: int = 2,
 ) -> Array:
-    """What `look` finds at each of tokens [B, L], which the draft reads one by one: [B, L].
+    """The results [B, L] of `look` at each of tokens [B, L], which the draft reads one by one.
 
-    It is asked with the draft's state, the token before [B], and what of `given` [B, L, ...] is
-    there; it gives a proposal too, of which no guess is accepted. A proposal may take so much room
-    in caches; the least is 2, because a draft may read a chunk of two.
+    `look` takes the draft's state, the token before [B], and the values of `given` [B, L, ...] at
+    the token; it returns a proposal, of which no guess is accepted, and the result. `room` is the
+    space for a proposal in caches, at least 2, because a draft may read a chunk of two.
     """
     draft = models.draft
     assert draft is not None, "there are guesses of a draft only"
@@ -129,10 +129,10 @@ def at_each(
 
     def at(state: State, at_token: tuple[Array, Any, dict[str, Array]]) -> tuple[State, Array]:
         last, here, hidden = at_token
-        proposal, found = look(state, last, here)
-        # The guess is never accepted, so that its hidden states may have any value.
+        proposal, result = look(state, last, here)
+        # The guess is never accepted, so its hidden states may have any value.
         hidden = {name: jnp.stack([x, x], axis=1) for name, x in hidden.items()}
-        return draft.commit(params.draft, proposal, none_accepted, hidden), found
+        return draft.commit(params.draft, proposal, none_accepted, hidden), result
 
     state = draft.start(params.draft, source, length + room, read.begun)
     fed = teacher_forced.previous(tokens, models.target.first(source))

@@ -1,9 +1,9 @@
-"""The tokens that a step is expected to yield, from blocks of guesses on the target's own text.
+"""The expected tokens of a step, from blocks of guesses on the target's own text.
 
-Where a rule verifies the guesses of a step together, an acceptance rate (`alpha`) does not tell
-that. Here the draft proposes gamma guesses at every token of the text, as it does in decoding, and
-the target scores them. What is left to chance then is the rule's own random numbers, over which
-`Rule.chances` sums.
+If a rule verifies the guesses of a step together, an acceptance rate (`alpha`) does not predict
+them. Here the draft proposes gamma guesses at every token of the text, as it does in decoding, and
+the target scores them. Only the rule's own random numbers are then left to chance, and
+`Rule.chances` sums over them.
 """
 
 import functools
@@ -43,11 +43,11 @@ def tokens_on_target_text(
     """
     row = filled([tokens], config.max_length)
     uniforms = jax.random.uniform(jax.random.key(seed), (config.max_length, 1, max(gammas)))
-    given = Models(pair.target, pair.draft), pair.params, source, row, uniforms
+    inputs = Models(pair.target, pair.draft), pair.params, source, row, uniforms
     how = config.sampling, config.vocab_size, config.eos_ids
-    found = step_tokens(*given, *how, tuple(gammas), tuple(rules))
-    # Sums of float32 may lie beyond what a step can yield.
-    return np.clip(np.asarray(found, np.float64)[0, : len(tokens)], 1, np.add(gammas, 1)[:, None])
+    yields = step_tokens(*inputs, *how, tuple(gammas), tuple(rules))
+    # Float32 sums may lie outside the range of a step's tokens.
+    return np.clip(np.asarray(yields, np.float64)[0, : len(tokens)], 1, np.add(gammas, 1)[:, None])
 
 
 @functools.partial(jax.jit, static_argnames=("models", "vocab_size", "eos_ids", "gammas"))
@@ -63,7 +63,7 @@ def step_tokens(
     gammas: tuple[int, ...],
     rules: tuple[Rule, ...],
 ) -> Array:
-    """The same for tokens [B, L], with numbers [L, B, G] to guess with: [B, L, gammas, rules]."""
+    """The same [B, L, gammas, rules] for tokens [B, L], guessing with random numbers [L, B, G]."""
     target, draft = models
     assert draft is not None, "there are guesses of a draft only"
     batch, length = tokens.shape
@@ -81,7 +81,7 @@ def step_tokens(
         end = first(jnp.isin(proposal.guesses, jnp.array(eos_ids)))[:, None]
 
         def expected(gamma: int, rule: Rule) -> Array:
-            """1 more than the guesses accepted before an end of sequence, which nothing follows."""
+            """1 plus the guesses accepted before an end of sequence, which nothing follows."""
             q = None if proposal.q is None else proposal.q[:, :gamma]
             block = proposal.guesses[:, :gamma], logits[:, : gamma + 1], q
             chances = rule.chances(*block, sampling)
@@ -90,7 +90,7 @@ def step_tokens(
         yields = jnp.stack(
             [jnp.stack([expected(gamma, rule) for rule in rules], -1) for gamma in gammas], axis=1
         )
-        # Of the chunk only `last` is text: the guesses make way for the target's own next token.
+        # Only `last` in the chunk is text: the target's own next token replaces the guesses.
         own = target.rewind(own, none + number + 1)
         return (own, draft.commit(params.draft, proposal, none, hidden)), yields
 

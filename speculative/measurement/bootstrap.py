@@ -14,14 +14,14 @@ def interval(
     """The percentile bootstrap's 95% interval of a statistic over `size` examples.
 
     `statistic` maps the numbers [size] of the drawn examples, some repeated, to its value. Whole
-    examples are drawn, because tokens of one text depend on each other. Without an example
-    ValueError is raised.
+    examples are drawn, because tokens of one text depend on each other. ValueError is raised
+    without an example.
     """
     if size < 1:
         raise ValueError("An interval needs at least one example.")
     rng = np.random.default_rng(seed)
     drawn = np.sort(rng.integers(0, size, (RESAMPLES, size)))
-    # Of few examples there are few samples, each of which is drawn many times.
+    # Few examples have few distinct samples, each of which is drawn many times.
     samples, of = np.unique(drawn, axis=0, return_inverse=True)
     values = np.array([statistic(sample) for sample in samples])[of]
     low, high = np.percentile(values, [2.5, 97.5])

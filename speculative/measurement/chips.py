@@ -1,11 +1,11 @@
 """TPU chips for which programs can be compiled without one: memory, bandwidth, clock, links.
 
 Bandwidth and peak are those of the Cloud TPU documentation (docs.cloud.google.com/tpu/docs/v4, v5e,
-v5p and v6e). The memory is what the compiler lets a program use: somewhat less than the chip has.
-The clock follows from the peak and from the products that the matrix units begin in a cycle; that
-of v6e is the least certain, for it is documented with half the units that its peak takes. What
-links between chips carry, and about how long a hop takes, is from the chapter on TPUs of "How to
-Scale Your Model" (Austin et al., 2025, jax-ml.github.io/scaling-book).
+v5p and v6e). The memory is the part that the compiler lets a program use, somewhat less than the
+chip has. The clock follows from the peak and from the products that the matrix units begin per
+cycle; that of v6e is the least certain, because it is documented with half the units that its peak
+takes. The bandwidth of links between chips and the approximate time of a hop are from the chapter
+on TPUs of "How to Scale Your Model" (Austin et al., 2025, jax-ml.github.io/scaling-book).
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 GIB = 2**30
 HOP = 1e-6  # Seconds for a message from a chip to its neighbour.
 
-# Chips of slices in a torus of three axes, or of two.
+# The axes of slices by number of chips, in a torus of three axes or of two.
 CUBES = {4: (2, 2, 1), 8: (2, 2, 2), 16: (2, 2, 4), 32: (2, 4, 4), 64: (4, 4, 4), 128: (4, 4, 8)}
 CUBES |= {256: (4, 8, 8), 512: (8, 8, 8)}
 SQUARES = {1: (1, 1), 4: (2, 2), 8: (2, 4), 16: (4, 4), 32: (4, 8), 64: (8, 8), 128: (8, 16)}
@@ -26,18 +26,18 @@ SQUARES |= {256: (16, 16)}
 
 
 class Chip(NamedTuple):
-    """A kind of chip that the TPU's compiler knows."""
+    """A kind of chip that the TPU compiler knows."""
 
-    name: str  # What accelerator types begin with.
+    name: str  # The prefix of accelerator types.
     config: str  # How its cores are used: "megacore" makes one device of two.
     kind: str  # `device_kind` of such a device.
     hbm: int  # Bytes of memory that a program may use.
-    bandwidth: float  # Bytes a second that can be read from it.
-    peak: float  # Floating-point operations a second of products in bfloat16.
-    clock: float  # Cycles a second.
-    link: float  # Bytes a second that a link to a neighbour carries, each way.
-    slices: dict[int, tuple[int, ...]]  # The axes of slices of so many chips.
-    counted: int = 1  # What accelerator types count of each chip: one, or its two cores.
+    bandwidth: float  # Bytes per second that can be read from it.
+    peak: float  # Floating-point operations per second, for products in bfloat16.
+    clock: float  # Cycles per second.
+    link: float  # Bytes per second that a link to a neighbour carries, each way.
+    slices: dict[int, tuple[int, ...]]  # The axes of slices, by number of chips.
+    counted: int = 1  # A chip's count in accelerator types: 1, or 2 for its two cores.
 
     def type(self, chips: int) -> str:
         """The accelerator type of a slice of so many chips."""
@@ -46,8 +46,8 @@ class Chip(NamedTuple):
     def exchange(self, opcode: str, size: int, chips: int) -> float:
         """Seconds of a collective of so many chips over arrays of a size in bytes.
 
-        A sum over all (all-reduce) is scattered and gathered again, each axis of the torus after
-        the other, along a ring of its chips; pieces go along two axes at once. A ring's first piece
+        A sum over all (all-reduce) is scattered and gathered again, one axis of the torus after
+        another, along a ring of its chips; pieces go along two axes at once. A ring's first piece
         takes a hop for each chip but one, and links carry all but a chip's own share.
         """
         if opcode == "collective-permute":
@@ -76,7 +76,7 @@ PRESENT = "present"  # In place of an accelerator type: the chips of this machin
 
 
 def chip(topology: str) -> Chip:
-    """The chip of an accelerator type, as v4-8; `PRESENT` is the TPU of this machine.
+    """The chip of an accelerator type such as v4-8; `PRESENT` is the TPU of this machine.
 
     ValueError if there is no such type.
     """
@@ -85,17 +85,17 @@ def chip(topology: str) -> Chip:
     import jax
 
     kind = jax.devices()[0].device_kind
-    if found := next((found for found in CHIPS if found.kind == kind), None):
-        return found
+    if known := next((one for one in CHIPS if one.kind == kind), None):
+        return known
     kinds = ", ".join(f"{one.kind} ({one.type(min(one.slices))})" for one in CHIPS)
     raise ValueError(
-        f"There is no TPU here that this program knows, but {kind}; name a topology that it stands "
-        f"for (--topology): {kinds}."
+        f"There is no TPU here that this program knows, only {kind}; name a topology that it "
+        f"stands for (--topology): {kinds}."
     )
 
 
 def device_bytes() -> tuple[str, int]:
-    """The present device, for people, and the bytes of its memory."""
+    """The present device, as messages name it, and the bytes of its memory."""
     import jax
 
     device = jax.local_devices()[0]
@@ -105,16 +105,16 @@ def device_bytes() -> tuple[str, int]:
 
 
 def _slice(topology: str) -> tuple[Chip, int]:
-    """The chip of an accelerator type, and how many there are."""
-    found = re.fullmatch(r"(v\d+\w?)-(\d{1,6})", topology)
-    known = next((one for one in CHIPS if found and one.name == found[1]), None)
-    if found is None or known is None:
+    """The chip of an accelerator type, and the number of chips."""
+    parts = re.fullmatch(r"(v\d+\w?)-(\d{1,6})", topology)
+    known = next((one for one in CHIPS if parts and one.name == parts[1]), None)
+    if parts is None or known is None:
         smallest = ", ".join(one.type(min(one.slices)) for one in CHIPS)
         raise ValueError(
             f"There is no topology {topology!r}; known are {smallest}, {PRESENT}, and larger "
             "slices of these kinds."
         )
-    chips, over = divmod(int(found[2]), known.counted)
+    chips, over = divmod(int(parts[2]), known.counted)
     if over or chips not in known.slices:
         listed = ", ".join(map(known.type, known.slices))
         raise ValueError(f"There is no topology {topology!r} of {known.kind}; known are {listed}.")
@@ -123,19 +123,19 @@ def _slice(topology: str) -> tuple[Chip, int]:
 
 def devices(topology: str) -> list[Any]:
     """Described devices to compile for; ValueError if there is no compiler for them here."""
-    found, chips = _slice(topology)
+    known, chips = _slice(topology)
     require_compiler()
     from jax.experimental import topologies
 
-    axes = "x".join(map(str, found.slices[chips]))
+    axes = "x".join(map(str, known.slices[chips]))
     try:
         with _quiet():
             described = topologies.get_topology_desc(
                 platform="tpu",
-                topology_name=f"{found.name}:{axes}",
-                chip_config_name=found.config,
+                topology_name=f"{known.name}:{axes}",
+                chip_config_name=known.config,
             )
-    except Exception as error:  # Of what kind it is depends on the release of JAX.
+    except Exception as error:  # Its type depends on the release of JAX.
         raise ValueError(
             f"libtpu {compiler_version()} cannot describe {topology} ({axes}); take another "
             f"release of libtpu or JAX ({str(error).splitlines()[0]})."
@@ -145,12 +145,12 @@ def devices(topology: str) -> list[Any]:
 
 
 def smallest(need: int) -> list[str]:
-    """The accelerator types of a chip that has so many bytes of memory, of each kind."""
+    """The smallest accelerator type of each kind of chip that has so many bytes of memory."""
     return [one.type(min(one.slices)) for one in CHIPS if one.hbm >= need]
 
 
 def smallest_mesh(chip: Chip, need: int) -> str | None:
-    """The options of the smallest slice whose chips share so many bytes, half a GiB spare."""
+    """The options for the smallest slice whose chips share so many bytes with half a GiB spare."""
     for chips in chip.slices:
         if need / chips + GIB / 2 <= chip.hbm:
             return f"--topology={chip.type(chips)} --mesh=model:{chips}"
@@ -158,7 +158,7 @@ def smallest_mesh(chip: Chip, need: int) -> str | None:
 
 
 def compiler_version() -> str | None:
-    """The installed release of libtpu, which holds the TPU's compiler; None without one."""
+    """The installed release of libtpu, which holds the TPU compiler; None without one."""
     try:
         return importlib.metadata.version("libtpu")
     except importlib.metadata.PackageNotFoundError:
@@ -166,19 +166,19 @@ def compiler_version() -> str | None:
 
 
 def require_compiler() -> None:
-    """Raises ValueError where the TPU's compiler is not installed."""
+    """Raises ValueError if the TPU compiler is not installed."""
     if importlib.util.find_spec("libtpu") is None:
         raise ValueError(
-            "The TPU's compiler is not installed; pip install libtpu, in an environment of its own "
+            "The TPU's compiler is not installed; pip install libtpu, in a separate environment "
             "(make test-tpu makes one, .venv-tpu)."
         )
 
 
 def prepare() -> None:
-    """Sets what libtpu reads of the environment, before JAX is imported.
+    """Sets the environment variables that libtpu reads, before JAX is imported.
 
-    Programs are compiled on the CPU's side of JAX; another process may use libtpu meanwhile; and
-    nobody asks Google's metadata server, which only Cloud machines have.
+    Programs are compiled while JAX uses the CPU, another process may use libtpu meanwhile, and
+    Google's metadata server, which only Cloud machines have, is not queried.
     """
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "true")
@@ -187,7 +187,7 @@ def prepare() -> None:
 
 @contextlib.contextmanager
 def _quiet() -> Any:
-    """Keeps from standard error what libtpu says of a machine without TPU when it is loaded."""
+    """Hides libtpu's messages on standard error about a missing TPU while it is loaded."""
     kept = os.dup(2)
     with open(os.devnull, "wb") as nowhere:
         os.dup2(nowhere.fileno(), 2)

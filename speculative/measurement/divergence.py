@@ -1,4 +1,4 @@
-"""How far a model's probabilities are from another's, on texts that are given."""
+"""The divergence between the probabilities of two models on given texts."""
 
 import functools
 from collections.abc import Sequence
@@ -17,13 +17,13 @@ from speculative.pair import Pair
 def divergence(
     one: Pair, other: Pair, sources: Sequence[Array], texts: Sequence[Sequence[int]], batch: int
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """At each token of texts, which follow sources [1, S], of two targets of one vocabulary.
+    """Compares two targets of one vocabulary at each token of texts, which follow sources [1, S].
 
     Up to `batch` texts are read together.
 
     Returns:
         The Kullback-Leibler divergence [tokens] of the other's probabilities from the one's, in
-        nats, at temperature 1; and whether their likeliest tokens are the same.
+        nats, at temperature 1; and whether the likeliest tokens are the same.
     """
     divergences, same = [], []
     size = max(map(len, texts))
@@ -34,8 +34,8 @@ def divergence(
             teacher_forced.logits(pair.target, pair.params.target, source, rows)
             for pair in (one, other)
         ]
-        found = _compared(*scored, vocab_size=one.vocabulary.size)
-        for place, kl, equal in zip(chosen, *map(np.asarray, found), strict=False):
+        compared = _compared(*scored, vocab_size=one.vocabulary.size)
+        for place, kl, equal in zip(chosen, *map(np.asarray, compared), strict=False):
             divergences.append(kl[: len(texts[place])])
             same.append(equal[: len(texts[place])])
     return np.concatenate(divergences).astype(np.float64), np.concatenate(same)
@@ -43,6 +43,6 @@ def divergence(
 
 @functools.partial(jax.jit, static_argnames="vocab_size")
 def _compared(one: Array, other: Array, vocab_size: int) -> tuple[Array, Array]:
-    """Divergence, and whether the greatest is the same, [B, L] each, of logits [B, L, V]."""
+    """The divergence, and whether the argmax is the same, [B, L] each, of logits [B, L, V]."""
     p, q = (jax.nn.log_softmax(x[..., :vocab_size], axis=-1) for x in (one, other))
     return (jnp.exp(p) * (p - q)).sum(axis=-1), p.argmax(axis=-1) == q.argmax(axis=-1)

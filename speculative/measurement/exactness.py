@@ -22,16 +22,17 @@ SUMMED = 1024  # Products in a sum.
 def rounding(largest: ArrayLike, config: Config, dtype: str | None = None) -> NDArray[np.float64]:
     """The margins of two logits that rounding may reverse, by the largest magnitude of a logit.
 
-    It is that of a dtype, by default the config's.
+    The rounding is that of `dtype`, by default the config's.
 
-    Passes of different widths add the same products in other orders, in float32 whatever the dtype
-    of the factors. Each of n additions is rounded, by a quarter of eps = 2^-23 in the mean and with
-    signs of its own, so that sums differ by some sqrt(n) / 4 steps eps of their size. In bfloat16 a
-    layer's result is then rounded to eight significant bits, where the least difference decides
-    between neighbours, eps = 2^-7 apart. Layers add independent differences, which makes the square
-    root of their number as many, and a logit is a sum over the features that have them. Between
-    orders of addition, the two largest logits of random models of one to eight layers draw nearer
-    to each other by a fifth of this bound in the root mean square, and by three quarters at most.
+    Passes of different widths add the same products in different orders, in float32 whatever the
+    dtype of the factors. Each of n additions is rounded, by a quarter of eps = 2^-23 on average and
+    with independent signs, so that sums differ by about sqrt(n) / 4 times eps of their size. In
+    bfloat16 a layer's result is then rounded to eight significant bits, where the smallest
+    difference decides between neighbours that are eps = 2^-7 apart. Layers add independent
+    differences, which grow with the square root of their number, and a logit is a sum over the
+    features that have them. Between orders of addition, the two largest logits of random models of
+    one to eight layers approach each other by a fifth of this bound in the root mean square, and by
+    three quarters at most.
     """
     # Inputs that are rounded to int8 differ by steps of about bfloat16's.
     own = "bfloat16" if config.quantize == ROUNDED else config.dtype
@@ -48,7 +49,7 @@ class Difference:
     autoregressive: int | None  # The token there; None after its text's end.
     speculative: int | None
     margin: float  # The largest logit minus the smaller logit of the two tokens.
-    tolerance: float = 0.0  # Of `rounding`; 0 after a text's end.
+    tolerance: float = 0.0  # From `rounding`; 0 after a text's end.
 
     @property
     def near_tie(self) -> bool:

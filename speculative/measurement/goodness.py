@@ -14,9 +14,9 @@ CELLS, PAIR_CELLS = 20, 6
 class GTest:
     """A comparison of the counts of `count` draws with those expected.
 
-    `statistic` is G, None where it is infinite: a token of probability 0 was drawn. `p_value` is
-    the probability of such a G, or a larger one, from an exact decoder; if draws are allowed to
-    come from another distribution (`allowing`), G's noncentrality then is at most `allowed`.
+    `statistic` is G, or None if it is infinite: a token of probability 0 was drawn. `p_value` is
+    the probability of such a G, or a larger one, from an exact decoder; if draws may come from
+    another distribution (`allowing`), G's noncentrality is at most `allowed`.
     """
 
     name: str
@@ -28,7 +28,7 @@ class GTest:
 
 
 def g_test(name: str, count: int, statistic: float, degrees: int) -> GTest:
-    """What a statistic and its degrees of freedom say; an infinite one alarms at any level."""
+    """The test of a statistic with its degrees of freedom; an infinite one fails at any level."""
     from scipy import stats  # Takes longer to import than all of this package.
 
     if not np.isfinite(statistic):
@@ -64,7 +64,7 @@ def g_statistic(observed: NDArray[np.float64], expected: NDArray[np.float64]) ->
         return np.inf, 1
     order, frequent = np.argsort(-expected), int((expected >= EXPECTED).sum())
     observed, expected = observed[order], expected[order]
-    for cells in (frequent, frequent - 1):  # Too few even pooled: with the last frequent one.
+    for cells in (frequent, frequent - 1):  # If pooled ones are too few, they join a frequent one.
         if cells >= 0 and expected[-1] < EXPECTED:
             observed = np.append(observed[:cells], observed[cells:].sum())
             expected = np.append(expected[:cells], expected[cells:].sum())
@@ -74,7 +74,7 @@ def g_statistic(observed: NDArray[np.float64], expected: NDArray[np.float64]) ->
     count = expected.sum()
     correction = 1 + ((count / expected).sum() - 1) / (6 * count * degrees)
     g = float(stats.power_divergence(observed, expected, lambda_="log-likelihood").statistic)
-    return max(0.0, g) / correction, degrees  # Equal counts may come out a rounding below 0.
+    return max(0.0, g) / correction, degrees  # Rounding may take equal counts below 0.
 
 
 def of_tokens(name: str, transformed: Sequence[NDArray[np.float64]]) -> GTest:
@@ -82,7 +82,7 @@ def of_tokens(name: str, transformed: Sequence[NDArray[np.float64]]) -> GTest:
 
     The PIT is a uniform number from the token's interval in the target's cumulative distribution
     after the text so far. Those of all tokens are uniform and independent if and only if every
-    token is drawn from the target (Rosenblatt's transform). They come text by text.
+    token is drawn from the target (Rosenblatt's transform). `transformed` holds them by text.
     """
     flat = np.concatenate(transformed)
     observed = np.histogram(flat.clip(0, 1), CELLS, (0, 1))[0].astype(float)
@@ -101,6 +101,6 @@ def of_pairs(name: str, transformed: Sequence[NDArray[np.float64]]) -> GTest:
         for ends in (slice(None, -1), slice(1, None))
     )
     counts = np.histogram2d(earlier, later, PAIR_CELLS, [[0, 1], [0, 1]])[0]
-    found = [g_statistic(row, np.full(PAIR_CELLS, row.mean())) for row in counts if row.sum()]
-    statistic, degrees = (sum(values) for values in zip(*found, strict=True)) if found else (0.0, 0)
+    rows = [g_statistic(row, np.full(PAIR_CELLS, row.mean())) for row in counts if row.sum()]
+    statistic, degrees = (sum(values) for values in zip(*rows, strict=True)) if rows else (0.0, 0)
     return g_test(name, len(later), statistic, int(degrees))

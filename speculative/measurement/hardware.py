@@ -12,7 +12,7 @@ from jax import Array, lax
 
 from speculative.backends.cpu import kernels
 
-READS = 8  # In a dispatch, because a dispatch may take as long as one read.
+READS = 8  # Reads per dispatch, because a dispatch may take as long as one read.
 
 
 def elapsed(run: Callable[[], Any]) -> float:
@@ -23,7 +23,7 @@ def elapsed(run: Callable[[], Any]) -> float:
 
 
 def read_bandwidth(size: int = 2**29) -> float:
-    """Bytes a second at which the device sums `size` bytes: many times a processor's caches."""
+    """Bytes per second at which the device sums `size` bytes, many times a processor's caches."""
     values = jnp.ones(size // 4, jnp.float32)
     native = jax.default_backend() == "cpu" and kernels.native()
     read = functools.partial(kernels.total if native else _totals, values)

@@ -4,12 +4,12 @@ import math
 import re
 from typing import NamedTuple
 
-HBM = 0  # The memory space of what names none; others lie on the chip.
+HBM = 0  # The memory space of arrays that name none; others lie on the chip.
 
 _SIZES = {"pred": 1, "s4": 0.5, "u4": 0.5}  # Bytes of an element; other names end in their bits.
 _SHAPE = re.compile(r"\b([a-z]\w*)\[([\d,]*)\](?:\{([\d,]*)([^{}]*)\})?")
 _HEAD = re.compile(r"^(?:ENTRY )?%(\S+) \(.*\{$")
-# Name, shapes, opcode, what is in parentheses, attributes.
+# Name, shapes, opcode, text in parentheses, attributes.
 _LINE = re.compile(r"^ +(?:ROOT )?%(\S+) = (\(.*?\)|\S+) ([\w-]+)\((.*?)\)(?:, ([a-z_]+=.*))?$")
 _CALLED = re.compile(
     r"\b(?:calls|body|condition|(?:true|false)_computation|branch_computations)=(%\S+|\{[^{}]*\})"
@@ -20,21 +20,21 @@ COLLECTIVES = (
     *("all-reduce", "all-gather", "reduce-scatter"),
     *("all-to-all", "collective-permute", "ragged-all-to-all"),
 )
-"""Instructions by which devices exchange arrays; of those in the background, without the ending."""
+"""Instructions by which devices exchange arrays; background ones without "-start" or "-done"."""
 
 
 class Shape(NamedTuple):
-    """An array: its element type and dimensions, and how it lies in memory."""
+    """An array: its element type, its dimensions, and its layout in memory."""
 
     dtype: str
     dims: tuple[int, ...]
-    order: tuple[int, ...] = ()  # Dimensions from the one that varies fastest on.
-    tile: tuple[int, ...] = ()  # What the last dimensions in memory are padded to multiples of.
+    order: tuple[int, ...] = ()  # Dimensions, beginning with the one that varies fastest.
+    tile: tuple[int, ...] = ()  # The last dimensions in memory are padded to multiples of these.
     space: int = HBM
 
     @property
     def bytes(self) -> int:
-        """With the padding of its tiles."""
+        """The size in bytes, including tile padding."""
         bits = re.search(r"\d+", self.dtype)
         size = _SIZES.get(self.dtype, int(bits[0]) / 8 if bits else 0)
         dims = [self.dims[axis] for axis in self.order] or list(self.dims[::-1])
@@ -44,21 +44,21 @@ class Shape(NamedTuple):
 
 
 class Instruction(NamedTuple):
-    """An instruction: the arrays that it gives, what it reads, and the compiler's estimate."""
+    """An instruction: its results, its operands, and the compiler's estimate."""
 
     name: str
     opcode: str
     shapes: tuple[Shape, ...]
     operands: tuple[str, ...]  # Names of instructions.
-    given: str  # What stands in its parentheses, such as the value of a constant.
+    given: str  # The text in its parentheses, such as the value of a constant.
     attributes: str
     called: list[str]  # Names of computations; a loop's are its condition and its body.
-    cycles: int | None  # Estimated by the TPU's compiler, where it does so.
+    cycles: int | None  # The TPU compiler's estimate, if there is one.
     scope: str  # The names of the functions and loops that it comes from, as in "jit(f)/while".
 
 
 class HloModule:
-    """A compiled program, as `compiled.as_text()` gives it."""
+    """A compiled program, parsed from `compiled.as_text()`."""
 
     def __init__(self, text: str) -> None:
         """Parses the text; ValueError if it has no entry computation."""
@@ -82,7 +82,7 @@ class HloModule:
         return [loop for loop in loops if self.trips(loop) is None]
 
     def trips(self, loop: Instruction) -> int | None:
-        """How often the body of a loop runs; None where that depends on data."""
+        """The number of times that a loop's body runs; None if it depends on data."""
         root = self.computations[loop.called[0]][-1]
         if root.opcode == "compare" and "direction=LT" in root.attributes:
             bound = self.instructions[root.operands[-1]]
@@ -93,7 +93,7 @@ class HloModule:
     def traffic(self, one: Instruction) -> int:
         """Bytes of HBM that an instruction reads and writes.
 
-        Of an array of which it takes or replaces a slice, the slice counts alone.
+        If it takes or replaces a slice of an array, only the slice counts.
         """
         read = (
             min(shape.bytes, self._read(one, number, shape.bytes))
@@ -104,7 +104,7 @@ class HloModule:
         return sum(read) + self._written(one)
 
     def _read(self, user: Instruction, number: int, whole: int) -> int:
-        """Bytes that an instruction reads of one of its operands, which has `whole` bytes."""
+        """Bytes that an instruction reads from one of its operands, which has `whole` bytes."""
         if user.opcode in ("dynamic-slice", "gather", "slice") and number == 0:
             return sum(shape.bytes for shape in user.shapes)
         if user.opcode == "dynamic-update-slice" and number == 0:
@@ -116,7 +116,7 @@ class HloModule:
         return self._read_by_users(lines, of, whole)
 
     def _read_by_users(self, lines: list[Instruction], one: Instruction, whole: int) -> int:
-        """Bytes that the instructions of a fusion read of one of them."""
+        """Bytes that the instructions of a fusion read from one of them."""
         if one is lines[-1]:
             return whole
         return sum(
@@ -128,18 +128,18 @@ class HloModule:
         )
 
     def exchanged(self, one: Instruction) -> tuple[str, int, int] | None:
-        """Of a collective, its kind, the bytes of its largest array, and how many devices meet.
+        """A collective's kind, the bytes of its largest array, and the number of its devices.
 
-        None of what ends one that began in the background, and of other instructions. A sum over
-        all of which a fusion takes a part alone is a reduce-scatter.
+        None for other instructions, and for the end of a collective that began in the background.
+        A sum over all of which a fusion takes only a part is a reduce-scatter.
         """
         if one.opcode == "fusion":
             lines = self.inside(one)
             summed = next((x for x in lines if x.opcode == "all-reduce"), None)
             if summed is None or lines[-1].opcode != "dynamic-slice":
                 return None
-            found = self.exchanged(summed)
-            return found and ("reduce-scatter", *found[1:])
+            whole = self.exchanged(summed)
+            return whole and ("reduce-scatter", *whole[1:])
         kind = one.opcode.removesuffix("-start")
         if kind not in COLLECTIVES:
             return None

@@ -42,16 +42,16 @@ def rouge(targets: Sequence[str], predictions: Sequence[str]) -> dict[str, float
 
 
 def require_seen(metric: str, targets: Sequence[str]) -> None:
-    """Raises ValueError if ROUGE sees less than half of what targets are written in.
+    """Raises ValueError if ROUGE sees less than half of the characters of targets.
 
-    It reads the letters a to z and digits alone, and would score other scripts 0 or by their
+    It reads only the letters a to z and digits, and would score other scripts 0 or by their
     numbers.
     """
     letters = [letter for target in targets for letter in target if letter.isalnum()]
     seen = sum(letter.isascii() for letter in letters)
     if metric in ROUGE and 2 * seen < len(letters):
         raise ValueError(
-            f"ROUGE ({metric}) sees the letters a to z and digits alone, which are "
+            f"ROUGE ({metric}) sees only the letters a to z and digits, which are "
             f"{seen / len(letters):.0%} of the references' letters; score by bleu (--metric)."
         )
 
@@ -66,8 +66,8 @@ def _check(targets: Sequence[str], predictions: Sequence[str]) -> None:
 
 @functools.cache
 def _rouge_scorer() -> Any:
-    # It imports NLTK for a stemmer, and NLTK cannot be imported where there is no home folder,
-    # unless some folder is named for its data, of which none is used.
+    # It imports NLTK for a stemmer, and NLTK cannot be imported without a home folder unless some
+    # folder is named for its data, none of which is used.
     if os.path.expanduser("~") == "~":
         os.environ.setdefault("NLTK_DATA", tempfile.gettempdir())
     from rouge_score import rouge_scorer
@@ -91,7 +91,7 @@ def measure(metric: str, targets: Sequence[str], predictions: Sequence[str]) -> 
 def score(
     metric: str, targets: Sequence[str], predictions: Sequence[str]
 ) -> tuple[float, float, float]:
-    """`measure`, and its 95% interval over examples."""
+    """The score of `measure`, and its 95% interval over examples."""
     statistics = _statistics(metric, targets, predictions)
     low, high = interval(lambda i: _score(metric, statistics[i].sum(axis=0)), len(targets))
     return measure(metric, targets, predictions), low, high
@@ -105,7 +105,7 @@ def difference(
     seed: int,
     numbers: Sequence[int],
 ) -> tuple[float, float, float]:
-    """How much `other` scores above `one`, in percent, and the 95% interval of that.
+    """The score of `other` minus that of `one`, in percent, and its 95% interval.
 
     The bootstrap draws examples, by their `numbers` [N], each with all of its predictions, those of
     `one` and of `other` (Koehn, 2004, section 4).
@@ -116,7 +116,7 @@ def difference(
     np.add.at(sums.swapaxes(0, 1), of, statistics.swapaxes(0, 1))
 
     def above(chosen: NDArray[np.intp]) -> float:
-        of_one, of_other = (_score(metric, found) for found in sums[:, chosen].sum(axis=1))
+        of_one, of_other = (_score(metric, total) for total in sums[:, chosen].sum(axis=1))
         return of_other - of_one
 
     return above(np.arange(len(examples))), *interval(above, len(examples), seed)
@@ -125,20 +125,20 @@ def difference(
 def _statistics(
     metric: str, targets: Sequence[str], predictions: Sequence[str]
 ) -> NDArray[np.float64]:
-    """Numbers of each example [N, K] whose sums tell the score: a resample costs no more."""
+    """Numbers per example [N, K] whose sums determine the score, so that resampling only adds."""
     pairs = zip(targets, predictions, strict=True)
     if metric != "bleu":
-        return np.array([(measure(metric, [target], [said]), 1) for target, said in pairs])
+        return np.array([(measure(metric, [target], [text]), 1) for target, text in pairs])
     bleu_of = sacrebleu.BLEU(tokenize="intl")
-    scores = [bleu_of.corpus_score([said], [[target]]) for target, said in pairs]
+    scores = [bleu_of.corpus_score([text], [[target]]) for target, text in pairs]
     counts = [[*of.counts, *of.totals, of.sys_len, of.ref_len] for of in scores]
     return np.array(counts, np.float64)
 
 
 def _score(metric: str, sums: NDArray[np.float64]) -> float:
-    """The score, in percent, that sums of `_statistics` tell."""
+    """The score, in percent, from sums of `_statistics`."""
     if metric != "bleu":
         return float(sums[0] / sums[1])
     counts = sums.astype(int).tolist()
-    found = sacrebleu.BLEU.compute_bleu(counts[:4], counts[4:8], *counts[8:], smooth_method="exp")
-    return found.score
+    result = sacrebleu.BLEU.compute_bleu(counts[:4], counts[4:8], *counts[8:], smooth_method="exp")
+    return result.score

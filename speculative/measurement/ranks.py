@@ -1,4 +1,4 @@
-"""How often the target's token is a draft's first, second, ... choice: what trees are made of."""
+"""How often the target's token is a draft's first, second, ... choice, for building trees."""
 
 from collections.abc import Sequence
 
@@ -30,7 +30,7 @@ def shares_on_target_text(
     """The shares [R] of the target's tokens that are the draft's r-th choice, R = 8.
 
     Sources are [1, S]; the outputs, with their end of sequence, were decoded with the random
-    numbers `draws` of `Decoding.draws`, of which coupled verification makes its noise.
+    numbers `draws` of `Decoding.draws`, from which coupled verification makes its noise.
     """
     alone = Models(pair.target, None), Params(pair.params.target)
     counts, layers = np.zeros(Growth.BRANCHES + 1), pair.draft.layers
@@ -39,8 +39,8 @@ def shares_on_target_text(
         rows = jnp.asarray(filled([tokens[place] for place in places], config.max_length))
         own = jnp.concatenate([draws[place] for place in places])
         read = reading(*alone, source, rows, layers)
-        given = Models(pair.target, pair.draft), pair.params, source, rows, own, read
-        for place, row in zip(chosen, np.asarray(ranks(*given, config)), strict=False):
+        inputs = Models(pair.target, pair.draft), pair.params, source, rows, own, read
+        for place, row in zip(chosen, np.asarray(ranks(*inputs, config)), strict=False):
             counts += np.bincount(row[: len(tokens[place])], minlength=len(counts))
     return counts[:-1] / counts.sum()
 
@@ -55,7 +55,7 @@ def ranks(
     read: Read,
     config: Decoding,
 ) -> Array:
-    """The place [B, L] of each of tokens [B, L] among the draft's guesses, from 0; 8 of none."""
+    """The place [B, L] of each of tokens [B, L] among the draft's guesses, from 0; 8 if absent."""
     draft, growth = models.draft, Growth(Growth.BRANCHES, 1)
     assert draft is not None, "there are guesses of a draft only"
     first_place = jnp.zeros((len(tokens), 2), jnp.int32)

@@ -1,7 +1,7 @@
 """The time of a TPU program by its compiler's own estimates, along its schedule.
 
-The compiler estimates the cycles of most instructions, but not how long what it copies in the
-background takes. So instructions run one after the other here, as they are scheduled; copies in the
+The compiler estimates the cycles of most instructions, but not the time of copies in the
+background. So instructions run one after another here, as they are scheduled; copies in the
 background take the bandwidth that instructions leave, and may have to be awaited.
 """
 
@@ -11,31 +11,31 @@ from typing import NamedTuple
 from speculative.measurement.chips import Chip
 from speculative.measurement.hlo import COLLECTIVES, HBM, HloModule, Instruction
 
-# What only gives an array another place or layout, and what may stand beside it in a fusion.
+# Opcodes that only give an array another place or layout, and those that a fusion may add to them.
 _MOVES = {"copy", "transpose", "convert"}
 _BESIDE = {"parameter", "bitcast", "reshape", "tuple"}
 _FREE = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all"}
 
 
 class Cost(NamedTuple):
-    """What a run of a computation takes."""
+    """The cost of a run of a computation."""
 
     seconds: float
-    bytes: int  # Of HBM, read and written.
-    named: float = 0.0  # Seconds of the scope that was asked for.
-    exchanging: float = 0.0  # Seconds of collectives, which are part of all.
+    bytes: int  # Read from and written to HBM.
+    named: float = 0.0  # Seconds in the schedule's scope.
+    exchanging: float = 0.0  # Seconds of collectives, which are part of all seconds.
     collectives: int = 0
     exchanged: int = 0  # Bytes of arrays that chips exchange.
 
     def times(self, trips: int) -> "Cost":
-        """Of so many runs."""
+        """The cost of so many runs."""
         named, exchanging = trips * self.named, trips * self.exchanging
         meetings = trips * self.collectives, trips * self.exchanged
         return Cost(trips * self.seconds, trips * self.bytes, named, exchanging, *meetings)
 
 
 class Schedule:
-    """Prices computations of a program on a chip; `scope` is a `jax.named_scope` priced apart."""
+    """Prices a program's computations on a chip; a `jax.named_scope`, `scope`, also separately."""
 
     def __init__(self, program: HloModule, chip: Chip, scope: str = "") -> None:
         self.program, self.chip, self.scope = program, chip, scope
@@ -76,7 +76,7 @@ class Schedule:
                 kind, size, chips = exchange
                 seconds = self.chip.exchange(kind, size, chips)
                 exchanging, count, exchanged = exchanging + seconds, count + 1, exchanged + size
-                if one.opcode.endswith("-start"):  # It goes on beside what comes next.
+                if one.opcode.endswith("-start"):  # The next instructions run meanwhile.
                     due[one.name] = now + seconds
                     continue
                 advance(seconds, bandwidth)
@@ -105,14 +105,14 @@ class Schedule:
                 if not seconds:
                     continue
                 advance(seconds, bandwidth - cost.bytes / seconds)
-                # What waited for a copy is the next instruction.
+                # The next instruction is the one that waited for a copy.
                 named += seconds + waited if self._inside(one) else cost.named
                 waited = 0.0
         seconds = now + sum(background.values()) / bandwidth
         return Cost(seconds, total, named, exchanging, count, exchanged)
 
     def _inside(self, one: Instruction) -> bool:
-        """Whether an instruction is of the scope that was asked for."""
+        """Whether an instruction is in the schedule's scope."""
         return bool(self.scope) and self.scope in one.scope.split("/")
 
     def _priced(self, one: Instruction) -> Cost:
@@ -133,21 +133,21 @@ class Schedule:
         return sum(size for shape in start.shapes[:2] if shape.space == HBM)
 
     def copies(self, kernels: set[tuple[str, int]]) -> tuple[list[str], list[str]]:
-        """Instructions that do no more than copy a kernel in HBM: in decoding loops, and elsewhere.
+        """Instructions that only copy a kernel in HBM: in decoding loops, and elsewhere.
 
-        `kernels` are element types and numbers of elements, for a copy may have other dimensions. A
-        prefetch in the background, from HBM into a memory on the chip, does not count: it is the
-        read that a step cannot do without.
+        `kernels` are element types and numbers of elements, because a copy may have other
+        dimensions. A prefetch in the background, from HBM into a memory on the chip, does not
+        count: a step cannot do without that read.
         """
         bodies = (self._reached(loop.called[1]) for loop in self.program.loops())
         inside = set[str]().union(*bodies)
-        found: tuple[list[str], list[str]] = [], []
+        copying: tuple[list[str], list[str]] = [], []
         for name in sorted(self._reached(self.program.entry)):
             for one in self.program.computations[name]:
                 sizes = {(shape.dtype, math.prod(shape.dims)) for shape in one.shapes[:1]}
                 if sizes & kernels and self._moves(one):
-                    found[name not in inside].append(one.name)
-        return found
+                    copying[name not in inside].append(one.name)
+        return copying
 
     def gathers(self, kernels: set[tuple[str, int]]) -> list[str]:
         """Instructions of decoding loops that gather a kernel from other chips."""

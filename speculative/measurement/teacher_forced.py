@@ -25,8 +25,8 @@ def score(
 ) -> tuple[Started, Extended]:
     """Reads texts [B, L] after sources [B, S] in one pass, by the cached step of decoding.
 
-    Where texts share sources, these are [U, S], and `rows` [B] tells which one each text follows.
-    Gives the results of the model's `start` and `extend`, with hidden states of `layers` and the
+    If texts share sources, these are [U, S], and `rows` [B] is the source that each text follows.
+    Returns the results of the model's `start` and `extend`, with hidden states of `layers` and the
     logits [B, L, V] of each token, given those before it.
     """
     begun = target.start(params, source, tokens.shape[1], layers=layers)

@@ -36,13 +36,13 @@ TURNS = 3  # The least number of turns for costs; a turn times every kind of ste
 
 @dataclasses.dataclass(frozen=True)
 class Costs:
-    """Times in milliseconds, of one row."""
+    """Times in milliseconds, for one row."""
 
     ms_prefill_target: float  # Reading the source.
     ms_prefill_draft: float
     ms_target_step: float  # One token by the target alone, including sampling.
     ms_verify: dict[int, float]  # By gamma, a pass over gamma + 1 positions and the verification.
-    # By gamma, all guesses of a step; of a mixture its model's, which cost more than a look-up.
+    # By gamma, all guesses of a step; for a mixture its model's, which cost more than a look-up.
     ms_proposal: dict[int, float]
 
     def ms_draft_step(self, gamma: int) -> float:
@@ -65,7 +65,7 @@ class Costs:
 
 
 class _Given(UniformDraft):
-    """Proposes its parameters, guesses and q, so that a step is verification alone."""
+    """Proposes its parameters, guesses and q, so that a step is only verification."""
 
     def propose(self, params, state, *given: Any, **named: Any) -> Proposal:
         guesses, q = params
@@ -78,7 +78,7 @@ class _Given(UniformDraft):
 
 @dataclasses.dataclass(frozen=True)
 class _Rejected(Draft):
-    """A draft whose guesses are all rejected, so that it advances by one token a step."""
+    """A draft whose guesses are all rejected, so that it advances by one token per step."""
 
     draft: Draft
 
@@ -108,7 +108,7 @@ class CostMeter:
     """
 
     def __init__(self, calls: Calls) -> None:
-        """Compiles the calls, which are those of `timed_calls`."""
+        """Compiles the calls, which come from `timed_calls`."""
         self._calls = calls
         self._seconds: dict[tuple[str, int], list[float]] = {kind: [] for kind in calls}
         self._order = itertools.cycle(self._calls)
@@ -153,7 +153,7 @@ class CostMeter:
 def timed_calls(
     pair: Pair, config: Decoding, gammas: Sequence[int], source: Array, cache_length: int
 ) -> Calls:
-    """The calls to time. Steps are those of a row with a source [1, S] whose text begins.
+    """The calls to time. Steps start the text of a row with a source [1, S].
 
     Raises:
         ValueError: a gamma is below 1, or the cache has no room for `ITERATIONS` tokens and a step.
@@ -177,7 +177,7 @@ def timed_calls(
         start_draft, pair.draft, params.draft, source, cache_length, prefill_target()
     )
     target = Models(pair.target, None), Params(params.target)
-    # How tokens are sampled does not matter here: one program for all drafts and temperatures.
+    # Sampling does not matter here: one program serves all drafts and temperatures.
     greedy = dataclasses.replace(autoregressive, sampling=Sampling(0.0))
     alone = begin(*target, source, greedy, cache_length)
     begun = dataclasses.replace(alone, draft=prefill_draft())
@@ -198,17 +198,17 @@ def timed_calls(
             more = None
         else:
             more = jnp.full((1, gamma, size), 1 / size)
-        given = Models(pair.target, _Given()), Params(params.target, (guesses, more))
+        verifying = Models(pair.target, _Given()), Params(params.target, (guesses, more))
         counted = {"by_position": jax.device_put(np.zeros((1, gamma, 1 + config.ranks), np.int32))}
         without, whole = (dataclasses.replace(one, **counted) for one in (alone, begun))
-        calls["verify", gamma] = functools.partial(_steps, *given, without, config)
+        calls["verify", gamma] = functools.partial(_steps, *verifying, without, config)
         calls["step", gamma] = functools.partial(_steps, models, params, whole, config)
     return calls
 
 
 @Program
 def _steps(models: Models, params: Params, progress: Progress, config: Decoding) -> Progress:
-    """Decoding steps, each at the position of the first, with the token of the step before."""
+    """Runs decoding steps, each at the position of the first, with the token of the step before."""
     numbers = jax.eval_shape(lambda: config.draws(0, jnp.arange(len(progress.last))))
     draws = jnp.full(numbers.shape, 0.5, numbers.dtype)
 

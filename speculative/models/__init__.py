@@ -1,4 +1,4 @@
-"""Models: a folder for each family, known elsewhere by `interface` and `registry` alone."""
+"""Models: one folder per family; other packages use only `interface` and `registry`."""
 
 from speculative.models.config import Config
 from speculative.models.decoder_only import DecoderOnly

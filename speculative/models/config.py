@@ -1,4 +1,4 @@
-"""What the configurations of all families have in common."""
+"""The configuration that all families share."""
 
 import dataclasses
 from typing import ClassVar, Self
@@ -23,7 +23,7 @@ PLAIN: Fields = {
     "score_cap": 0.0,
     "logits_cap": 0.0,
 }
-"""Layers as Vaswani et al. have them."""
+"""The plain layers of Vaswani et al."""
 
 
 AXES = {"kernel": 0, "embedding": 1}
@@ -32,10 +32,10 @@ AXES = {"kernel": 0, "embedding": 1}
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """The sizes of a model and the kinds of its layers; field names are T5X's where it has one.
+    """The sizes of a model and the kinds of its layers; fields that T5X has keep its names.
 
-    The defaults are those of T5 v1.1. A family adds its numbers of layers. A value outside its
-    range, or a combination that is not implemented, is a ValueError.
+    The defaults are those of T5 v1.1. A family adds its layer counts. A value out of range, or an
+    unimplemented combination, raises ValueError.
     """
 
     vocab_size: int  # Rows V of the embedding (may be padded beyond the vocabulary's pieces).
@@ -44,115 +44,115 @@ class Config:
     head_dim: int  # Size H of a head.
     mlp_dim: int  # Features of the feed-forward layer.
     _: dataclasses.KW_ONLY
-    num_kv_heads: int = 0  # Of keys and values, each for as many queries' heads; 0: num_heads.
+    num_kv_heads: int = 0  # Key and value heads, each serving equally many queries; 0: num_heads.
     mlp_activations: tuple[str, ...] = ("gelu", "linear")  # A gated GELU; ("relu",) has no gate.
-    # "rms" divides by the root mean square and scales, "rms_of_1" by 1 more; "layer" takes the mean
-    # away, divides by the standard deviation, scales and shifts.
+    # "rms" divides by the root mean square and scales; "rms_of_1" adds 1 to the scale; "layer"
+    # subtracts the mean, divides by the standard deviation, scales and shifts.
     norm: str = "rms"
-    # "relative" adds a bias to attention's scores, learned for each bucket of distances; "learned"
-    # adds an embedding of each position to the tokens'; "rotary" turns queries and keys (`rope`).
+    # "relative" adds to attention scores a bias learned for each bucket of distances; "learned"
+    # adds a position embedding to the token's; "rotary" rotates queries and keys (`rope`).
     positions: str = "relative"
-    max_positions: int = 0  # That a text may have; 0 where they are relative.
-    biases: bool = False  # Of projections, except the one to the logits.
-    qkv_biases: bool = False  # Of those to queries, keys and values alone.
+    max_positions: int = 0  # The most that a text may have; 0 if they are relative.
+    biases: bool = False  # On all projections except the one to the logits.
+    qkv_biases: bool = False  # On those to queries, keys and values only.
     head_norms: bool = False  # Whether each head's queries and keys are normed.
-    post_norms: bool = False  # Whether what a layer's parts add is normed, too.
-    score_cap: float = 0.0  # C of attention's soft cap C tanh(score / C); 0: none.
-    logits_cap: float = 0.0  # Likewise of the logits.
-    # Whether products of queries and keys are multiplied by H^-1/2; T5's initial weights have it.
+    post_norms: bool = False  # Whether a layer's parts norm their outputs too.
+    score_cap: float = 0.0  # C of the soft cap C tanh(score / C) in attention; 0: none.
+    logits_cap: float = 0.0  # The same for logits.
+    # Whether query-key products are multiplied by H^-1/2; T5's initial weights include it.
     scaled_attention: bool = False
     logits_via_embedding: bool = False  # Whether the output is tied to the embedding.
-    # Whether encoder and decoder embed tokens by one table; else the decoder has its own, and
-    # logits that are tied are tied to the encoder's.
+    # Whether encoder and decoder share one embedding; otherwise the decoder has its own, and tied
+    # logits are tied to the encoder's.
     shared_embedding: bool = True
-    dropout_rate: float = 0.0  # In training only.
-    dtype: str = "float32"  # Or "bfloat16", of the products; logits and softmax are float32.
-    # How kernels are held in memory, one of `types.QUANTIZE`; "none" is as `dtype` says.
+    dropout_rate: float = 0.0  # Used in training only.
+    dtype: str = "float32"  # This or "bfloat16", for products; logits and softmax are float32.
+    # How kernels are held in memory, one of `types.QUANTIZE`; "none" means in `dtype`.
     quantize: str = "none"
     # Whether one table of relative positions serves all layers of a stack, as in T5; in umT5 each
     # layer has its own.
     shared_positions: bool = True
-    num_buckets: int = 32  # Of relative positions.
-    max_distance: int = 128  # From which on all positions share the last bucket.
-    reads: Reads = Reads()  # Of a draft alone: what it reads of its target.
+    num_buckets: int = 32  # Buckets of relative positions.
+    max_distance: int = 128  # All distances from here on share the last bucket.
+    reads: Reads = Reads()  # For drafts only: the parts of the target that are read.
 
     depths: ClassVar[tuple[str, ...]]  # The fields that count layers, the decoder's last.
     may_be_0: ClassVar[tuple[str, ...]] = ("num_kv_heads", "max_positions")
-    fixed: ClassVar[Fields] = {}  # Fields of which a family implements one value alone.
+    fixed: ClassVar[Fields] = {}  # Fields for which a family implements only one value.
 
     @property
     def decoder_layers(self) -> int:
-        """Layers of the decoder; each keeps a key and a value of every token."""
+        """The number of decoder layers; each keeps a key and a value for every token."""
         return getattr(self, self.depths[-1])
 
     @property
     def encoder_layers(self) -> int:
-        """Layers of the encoder; 0 where there is none."""
+        """The number of encoder layers; 0 without an encoder."""
         return getattr(self, self.depths[0]) if len(self.depths) > 1 else 0
 
     @property
     def of_encoder(self) -> Self:
-        """The sizes of the encoder, where they are others than the decoder's."""
+        """The encoder's configuration, whose sizes may differ from the decoder's."""
         return self
 
     @property
     def logits(self) -> int:
-        """How many tokens logits are of."""
+        """The number of tokens that have logits."""
         kept = self.reads.draft_vocabulary
         return len(unpacked(kept)) if kept else self.vocab_size
 
     @property
     def precision(self) -> str:
-        """The number formats of products and, where they have their own, of kernels."""
+        """The number formats of products and, if different, of kernels."""
         return self.dtype if self.quantize == "none" else f"{self.dtype}, {self.quantize}"
 
     def in_int8(self, name: str) -> bool:
-        """Whether `quantize` is about a parameter, by its whole name: kernels, and tied logits."""
+        """Whether `quantize` applies to a parameter, by its full name: kernels and tied logits."""
         tied = self.logits_via_embedding and name == "token_embedder/embedding"
         return self.quantize != "none" and (tied or name.endswith("/kernel"))
 
     @property
     def epsilon(self) -> float:
-        """What a norm adds to the variance: T5's and GPT-2's, by the kind of norm."""
+        """The epsilon added to a norm's variance, T5's or GPT-2's by the kind of norm."""
         return 1e-5 if self.norm == "layer" else 1e-6
 
     @property
     def kv_heads(self) -> int:
-        """Heads K of keys and values."""
+        """The number K of key and value heads."""
         return self.num_kv_heads or self.num_heads
 
     @property
     def score_scale(self) -> float:
-        """What multiplies products of queries and keys."""
+        """The factor on query-key products."""
         return self.head_dim**-0.5 if self.scaled_attention else 1.0
 
     def rope(self, layer: int) -> Rope | None:
-        """How a layer of the decoder turns queries and keys by their positions, if it does."""
+        """How a decoder layer rotates queries and keys by position; None if it does not."""
         return None
 
     def window(self, layer: int) -> int:
-        """Keys that a query of such a layer sees, its own the last of them; 0: all before it."""
+        """How many keys, up to its own, a query of a layer sees; 0: all up to its own."""
         return 0
 
     @property
     def gated(self) -> bool:
-        """Whether a feed-forward layer has two inputs, which are multiplied."""
+        """Whether a feed-forward layer multiplies two projections of its input."""
         return len(self.mlp_activations) == 2
 
     def description(self) -> tuple[str, str]:
-        """The family of the model, and its layers, for people."""
+        """The model's family and its layers, in words."""
         raise NotImplementedError
 
     @classmethod
     def from_json(cls, fields: Fields) -> Self:
-        """The configuration of the fields that `to_json` gave, or an older version's."""
+        """The configuration from fields that `to_json`, of this or an older version, gave."""
         others = dict(fields)
         read = [field.name for field in dataclasses.fields(Reads) if field.name in fields]
         reads = Reads(**{name: others.pop(name) for name in read})
         return cls(**others, reads=reads)
 
     def to_json(self) -> Fields:
-        """The fields as JSON-ready values, but for `quantize`, which is not the model's own."""
+        """The fields as JSON-ready values, without `quantize`, which is not the model's own."""
         fields = dataclasses.asdict(self)
         del fields["quantize"]
         fields |= fields.pop("reads")
@@ -165,7 +165,7 @@ class Config:
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             if isinstance(value := getattr(self, field.name), list):
-                # From JSON or gin; it would make the configuration unhashable, hence no jit key.
+                # JSON and gin give lists, which would make the configuration unusable as a jit key.
                 object.__setattr__(self, field.name, value := tuple(value))
             least = 0 if field.name in self.may_be_0 else 1
             whole = type(value) is int and least <= value < 2**31
@@ -177,7 +177,7 @@ class Config:
             if value not in _CHOICES.get(field.name, (value,)):
                 self._refuse(field.name, " or ".join(_CHOICES[field.name]))
             if field.name in self.fixed and value != self.fixed[field.name]:
-                self._refuse(field.name, f"{self.fixed[field.name]!r}, all that is implemented")
+                self._refuse(field.name, f"{self.fixed[field.name]!r}, the only value implemented")
         if unknown := [a for a in self.mlp_activations if a not in ACTIVATIONS]:
             name, known = type(self).__name__, ", ".join(ACTIVATIONS)
             raise ValueError(f"{name}.mlp_activations has {unknown[0]!r}; known: {known}.")
@@ -216,5 +216,5 @@ class Config:
 
 
 def count(number: int, noun: str) -> str:
-    """So many layers, for people: ``count(1, "decoder layer")`` is "1 decoder layer"."""
+    """A count in words: ``count(1, "decoder layer")`` is "1 decoder layer"."""
     return f"{number} {noun}{'s' * (number != 1)}"

@@ -1,4 +1,4 @@
-"""Decoder-only models of all families: their inputs are prompts, which outputs continue."""
+"""Decoder-only models of all families: inputs are prompts, which outputs continue."""
 
 import dataclasses
 import functools
@@ -17,15 +17,15 @@ from speculative.models.transformer import Transformer
 from speculative.ragged import resized
 from speculative.types import PADDING, Inputs, Logits, PyTree, Rows, State
 
-AT_ONCE = 512  # Tokens of a long prompt that are read together: no array is of all pairs of tokens.
-TURN = 64  # Tokens of a chat's next turn that are read together: it is often short.
+AT_ONCE = 512  # Tokens of a long prompt read together, so that no array holds all pairs of tokens.
+TURN = 64  # Tokens of a chat's next turn read together; turns are often short.
 
 
 class Decoder(Transformer):
     """Embedding and stack; the root of the parameter tree."""
 
     def setup(self) -> None:
-        """Declares embedding and stack; the embedding is small, for tied logits of about 1."""
+        """Declares embedding and stack; a small embedding keeps tied logits about 1."""
         self.declare(self.config.emb_dim**-0.5, Layer)
 
     def __call__(
@@ -41,7 +41,7 @@ class Decoder(Transformer):
         return self.logits(after[-1], self.decoder.norm.numbers), self.decoder.hidden(after, layers)
 
     def empty(self, batch: int, positions: int) -> DecoderState:
-        """A state of rows that have read nothing, with room for so many positions."""
+        """The state of a batch that has read nothing, with room for `positions` tokens."""
         sizes = batch, self.config.kv_heads, positions, self.config.head_dim
         room = jnp.zeros(self.backend.cache_shape(*sizes), self.config.dtype)
         caches, zeros = (room,) * self.config.decoder_layers, jnp.zeros(batch, jnp.int32)
@@ -50,14 +50,14 @@ class Decoder(Transformer):
     def start(
         self, inputs: Inputs, cache_length: int, encoded: Array | None, layers: tuple[str, ...]
     ) -> Started:
-        """The state behind prompts [B, S] filled up with -1; see `interface.Model.start`.
+        """The state after prompts [B, S] padded with -1; see `interface.Model.start`.
 
-        With `Reads.target_layers`, `encoded` [B, S, F] is what the target made of the prompts.
+        With `Reads.target_layers`, `encoded` [B, S, F] holds the target's hidden states for them.
         """
         seen = inputs != PADDING
         index = jnp.arange(inputs.shape[1])
-        # Padding comes last: its keys are masked until those of other tokens overwrite them. It is
-        # made 0 and sees nothing, so that kernels on CPU leave it out.
+        # Padding comes last: its keys are masked until other tokens' keys overwrite them. It is
+        # zeroed and sees nothing, so that kernels on CPU skip it.
         mask = masked((index[:, None] >= index) & seen[:, :, None])[:, None]
         x = jnp.where(seen[..., None], self.embed(jnp.where(seen, inputs, 0), index[None]), 0)
         if encoded is not None:
@@ -79,7 +79,7 @@ class DecoderOnly(FlaxModel):
     root = Decoder
 
     def start(self, params, inputs, cache_length, encoded=None, layers=()) -> Started:
-        """As of the interface; a prompt of more than `AT_ONCE` tokens is read as many at a time."""
+        """See `Model.start`; a long prompt is read in chunks of `AT_ONCE` tokens."""
         if inputs.shape[1] <= AT_ONCE:
             return super().start(params, inputs, cache_length, encoded, layers)
         state = self._empty(params, inputs, cache_length, AT_ONCE)
@@ -89,7 +89,7 @@ class DecoderOnly(FlaxModel):
         return self._read(params, begun, jnp.int32(0), inputs, AT_ONCE, encoded)
 
     def resume(self, params, begun, known, inputs, cache_length) -> Started:
-        """As of the interface; what is new is read `TURN` tokens at a time."""
+        """See `Model.resume`; new tokens are read `TURN` at a time."""
         empty = jax.eval_shape(lambda: self._empty(params, inputs, cache_length, TURN))
         shape = jax.ShapeDtypeStruct((*inputs.shape, self.config.emb_dim), self.config.dtype)
         shapes: dict[str, Any] = dict.fromkeys(begun.hidden, shape)
@@ -97,7 +97,7 @@ class DecoderOnly(FlaxModel):
         return self._read(params, begun, known // TURN * TURN, inputs, TURN)
 
     def _empty(self, params: PyTree, inputs: Inputs, cache_length: int, at_once: int) -> State:
-        """The state before such prompts, which are read so many tokens at a time."""
+        """The state before prompts that are read `at_once` tokens at a time."""
         batch, length = inputs.shape
         length += -length % at_once
         return self._apply(params, batch, length + cache_length, method="empty")
@@ -111,7 +111,7 @@ class DecoderOnly(FlaxModel):
         at_once: int,
         encoded: Array | None = None,
     ) -> Started:
-        """The state behind prompts, whose first `known` tokens have been read."""
+        """The state after prompts whose first `known` tokens have been read already."""
         seen = inputs != PADDING
         size, length = seen.sum(axis=1, dtype=jnp.int32), inputs.shape[1]
         room = (0, 0), (0, -length % at_once)
@@ -126,11 +126,11 @@ class DecoderOnly(FlaxModel):
                 lax.dynamic_slice_in_dim, start_index=place, slice_size=at_once, axis=1
             )
             chunk = Chunk(part(tokens))
-            if before is not None:  # Of a draft, which nobody asks for its hidden states.
+            if before is not None:  # A draft; its hidden states are not requested.
                 return self.read_on(params, state, chunk, part(before))[1], hidden
-            _, state, found = self.extend(params, state, chunk, zeros, tuple(hidden))
+            _, state, new = self.extend(params, state, chunk, zeros, tuple(hidden))
             return state, {
-                name: lax.dynamic_update_slice_in_dim(x, found[name], place, axis=1)
+                name: lax.dynamic_update_slice_in_dim(x, new[name], place, axis=1)
                 for name, x in hidden.items()
             }
 

@@ -1,4 +1,4 @@
-"""The sizes of the draft that `distil` makes of a target: thin layers that read hidden states."""
+"""The sizes of the draft that `distil` trains: thin layers that read the target's hidden states."""
 
 import dataclasses
 import math
@@ -6,15 +6,15 @@ import math
 from speculative.models.config import Config
 from speculative.models.reads import Reads, packed
 
-DISTILLED = "distilled"  # The name of `usual`, as a draft of random weights.
-KEEP = 8192  # Tokens that it may guess by default.
+DISTILLED = "distilled"  # The name of a draft of `usual` sizes and random weights.
+KEEP = 8192  # Tokens that the draft may guess by default.
 
 
 def distilled(target: Config, dim: int | None = None, layers: int = 1) -> Config:
-    """Layers of `dim` features that read the target's encoder, if any, and its decoder.
+    """A draft of `dim` features that reads the target's encoder, if any, and its decoder.
 
-    They read the decoder's hidden states after each third. By default they have half of the
-    target's features, to 1,024; ValueError unless 64 divides `dim`.
+    It reads the decoder's hidden states after each third of the layers. By default it has half the
+    target's features, at most 1,024; raises ValueError unless 64 divides `dim`.
     """
     dim = dim or min(1024, max(64, 64 * round(target.emb_dim / 128)))
     if dim % 64:
@@ -36,7 +36,7 @@ def distilled(target: Config, dim: int | None = None, layers: int = 1) -> Config
 
 
 def usual(target: Config) -> Config:
-    """What `distil` makes of a target by default, with the first tokens as its vocabulary."""
+    """The draft that `distil` trains by default, with the first tokens as its vocabulary."""
     made = distilled(target)
     kept = packed(range(min(KEEP, target.vocab_size)))
     return made.replace(reads=dataclasses.replace(made.reads, draft_vocabulary=kept))

@@ -1,4 +1,4 @@
-"""Encoder-decoders of all families: their inputs are sources, which outputs are about."""
+"""Encoder-decoders of all families: inputs are source texts that outputs attend to."""
 
 import functools
 from typing import ClassVar
@@ -16,7 +16,7 @@ from speculative.types import PADDING, Inputs, Logits, Rows, Segments, Tokens
 
 
 class EncoderDecoder(Transformer):
-    """Encoder and decoder, mostly over one embedding; the root of T5X's parameter tree."""
+    """Encoder and decoder, usually with one embedding; the root of T5X's parameter tree."""
 
     def setup(self) -> None:
         """Declares embedding and stacks."""
@@ -31,7 +31,7 @@ class EncoderDecoder(Transformer):
         """Inputs [B, S] -> [B, S, D]; see `FlaxModel.encode`."""
         mask = _padding(inputs) if segments is None else same_segment(segments, segments)
         seen = inputs != PADDING if segments is None else segments > 0
-        # Padding is made 0: what comes of it counts nowhere, and kernels on CPU leave it out.
+        # Padding is zeroed: nothing uses its outputs, and kernels on CPU skip it.
         owner = self.encoder if self.encoder.embeds else self
         x = jnp.where(seen[..., None], self.embedded(owner.token_embedder, inputs), 0)
         positions = (
@@ -57,7 +57,7 @@ class EncoderDecoder(Transformer):
         return logits, self.decoder.hidden(after, layers)
 
     def sources(self, encoded: Array, segments: Segments, tokens: Tokens) -> list[Source]:
-        """The source, for texts of which all tokens are."""
+        """Each layer's keys and values of the source; without `segments`, nothing is padding."""
         source, target = segments or (jnp.ones(encoded.shape[:2]), jnp.ones_like(tokens))
         bias = same_segment(target, source)
         return [Source(*cross, bias) for cross in self._project(encoded)]
@@ -65,7 +65,7 @@ class EncoderDecoder(Transformer):
     def start(
         self, inputs: Inputs, cache_length: int, encoded: Array | None, layers: tuple[str, ...]
     ) -> Started:
-        """Encodes inputs [B, S] (-1 = padding) and projects keys and values of the source once."""
+        """Encodes inputs [B, S] (-1 = padding) and projects the source's keys and values once."""
         config = self.config
         encoded = self.encode(inputs) if encoded is None else encoded
         sizes = inputs.shape[0], config.kv_heads, cache_length, config.head_dim
@@ -77,7 +77,7 @@ class EncoderDecoder(Transformer):
         return Started(state, dict.fromkeys(layers, encoded))
 
     def _project(self, encoded: Array) -> tuple[tuple[Array, Array], ...]:
-        """Each layer's keys and values [B, N, S, H] of a source encoded [B, S, D]."""
+        """Each layer's keys and values [B, N, S, H] of an encoded source [B, S, D]."""
         crosses = [layer.encoder_decoder_attention for layer in self.decoder.layers]
         each = [dense.projection for cross in crosses for dense in (cross.key, cross.value)]
         encoded = encoded.astype(self.config.dtype)
@@ -86,7 +86,7 @@ class EncoderDecoder(Transformer):
 
 
 def _padding(inputs: Inputs) -> Array:
-    """The mask [B, 1, 1, S] of a source."""
+    """The mask [B, 1, 1, S] that hides a source's padding."""
     return masked(inputs != PADDING)[:, None, None, :]
 
 

@@ -1,4 +1,4 @@
-"""What models of all families have in common: the interface over a Flax module."""
+"""The model interface over a Flax module, for all families."""
 
 import dataclasses
 import functools
@@ -21,15 +21,15 @@ from speculative.types import PAD_ID, Inputs, Logits, PyTree, Rows, Segments, St
 
 @dataclasses.dataclass(frozen=True)
 class FlaxModel(Model):
-    """A model of a given configuration, and its training.
+    """A model of a given configuration, for decoding and training.
 
-    `params` is what `init` or a checkpoint gives, or what `backends.prepack` makes of it.
+    `params` come from `init` or a checkpoint, possibly through `backends.prepack`.
     """
 
     config: Config
-    start_id: int = PAD_ID  # The token before a text, where inputs are sources.
-    backend: Xla = Xla()  # What computes with parameters that are not laid out for decoding.
-    root: ClassVar[type[nn.Module]]  # The module of the whole parameter tree.
+    start_id: int = PAD_ID  # The token before an encoder-decoder's output.
+    backend: Xla = Xla()  # Computes with parameters that are not prepacked.
+    root: ClassVar[type[nn.Module]]  # The root module of the parameter tree.
 
     @functools.cached_property
     def _module(self) -> nn.Module:
@@ -37,17 +37,17 @@ class FlaxModel(Model):
 
     @functools.partial(jax.jit, static_argnums=0)
     def init(self, key: Array) -> PyTree:
-        """Random parameters to train: a tree with T5X's names, float32."""
+        """Random float32 parameters for training, under T5X's names."""
         tokens, reads = jnp.ones((1, 1), jnp.int32), self.config.reads
         encoded = jnp.ones((1, 1, reads.source_dim)) if reads.source_dim else None
         if reads.target_layers:
             hidden = jnp.ones((1, 1, reads.hidden_dim))
-            given = tokens, None, encoded, hidden, 2  # Guesses: the second reads the model's own.
-            return self._module.init(key, *given, method="unroll")["params"]
+            inputs = tokens, None, encoded, hidden, 2  # The second guess reads its own states.
+            return self._module.init(key, *inputs, method="unroll")["params"]
         return self._module.init(key, tokens, tokens, None, False, encoded, ())["params"]
 
     def encode(self, params: PyTree, inputs: Inputs, segments: Array | None = None) -> Array | None:
-        """The encoder's output [B, S, D] for inputs [B, S]; None of a decoder-only model.
+        """The encoder's output [B, S, D] for inputs [B, S]; None for a decoder-only model.
 
         `segments` [B, S] number the examples packed into each row from 1 (0 is padding).
         """
@@ -62,7 +62,7 @@ class FlaxModel(Model):
 
     @property
     def draft_vocabulary(self) -> np.ndarray | None:
-        """The tokens, ascending, that logits are of; None for all."""
+        """The tokens that have logits, ascending; None for all."""
         kept = self.config.reads.draft_vocabulary
         return unpacked(kept) if kept else None
 
@@ -73,7 +73,7 @@ class FlaxModel(Model):
 
     @property
     def max_positions(self) -> int:
-        """Learned ones; of relative ones any number."""
+        """See `Model.max_positions`; relative positions have no limit."""
         return self.config.max_positions
 
     def forward_with_hidden(
@@ -88,23 +88,23 @@ class FlaxModel(Model):
     ) -> tuple[Logits, dict[str, Array]]:
         """Teacher-forced logits [B, L, V], float32, and the decoder's hidden states [B, L, D].
 
-        These are of `layers`, by name. There is dropout where a key is given. `segments`, ([B, S],
+        Hidden states are those of `layers`, by name. A key turns on dropout. `segments`, ([B, S],
         [B, L]), number the examples packed into each row from 1 (0 is padding); attention stays
         within an example. `encoded` [B, S, D] is an encoder's output in place of the model's own. A
-        decoder-only model reads decoder_inputs alone.
+        decoder-only model reads only decoder_inputs.
         """
         train = dropout_key is not None
         rngs = {"dropout": dropout_key} if train else None
-        given = inputs, decoder_inputs, segments, train, encoded, self._given(layers)
-        return self._apply(params, *given, rngs=rngs)
+        arguments = inputs, decoder_inputs, segments, train, encoded, self._given(layers)
+        return self._apply(params, *arguments, rngs=rngs)
 
     def start(self, params, inputs, cache_length, encoded=None, layers=()) -> Started:
-        """As of the interface."""
-        given = self._given(layers, start=True)
-        return self._apply(params, inputs, cache_length, encoded, given, method="start")
+        """See `Model.start`."""
+        names = self._given(layers, start=True)
+        return self._apply(params, inputs, cache_length, encoded, names, method="start")
 
     def extend(self, params, state, chunk, at=None, layers=()) -> Extended:
-        """As of the interface."""
+        """See `Model.extend`."""
         return self._apply(params, state, chunk, at, self._given(layers), method="extend")
 
     def unroll(
@@ -116,7 +116,7 @@ class FlaxModel(Model):
         hidden: Array,
         guesses: int,
     ) -> list[Logits]:
-        """As of `Transformer`, for training a draft with `Reads.target_layers`."""
+        """See `Transformer.unroll`; for training a draft with `Reads.target_layers`."""
         return self._apply(params, tokens, segments, encoded, hidden, guesses, method="unroll")
 
     def read_on(
@@ -127,20 +127,20 @@ class FlaxModel(Model):
         hidden: Array | None = None,
         own: Array | None = None,
     ) -> tuple[Logits, State, Array]:
-        """Appends a chunk [B, L], as `extend`, where there are `Reads.target_layers`.
+        """Appends a chunk [B, L], like `extend`, to a draft with `Reads.target_layers`.
 
         Each token is read with the target's hidden states [B, L, F] of the position before it,
-        those of all layers side by side, or with this model's own [B, L, D]. Gives logits
+        those of all layers side by side, or with this model's own [B, L, D]. Returns logits
         [B, L, V], the state, and this model's own hidden states [B, L, D].
         """
         return self._apply(params, state, chunk, hidden, own, method="read_on")
 
     def rewind(self, state: State, lengths: Rows) -> State:
-        """As of the interface."""
+        """See `Model.rewind`."""
         return dataclasses.replace(state, lengths=lengths)
 
     def keep(self, state: State, length: Array | int, path: Array, count: Rows) -> State:
-        """As of the interface."""
+        """See `Model.keep`."""
         starts = state.lengths - length
         at = starts if state.prompt is None else state.prompt + starts
         keys, values = jax.tree.map(
@@ -150,7 +150,7 @@ class FlaxModel(Model):
         return dataclasses.replace(state, lengths=starts + count, keys=keys, values=values)
 
     def _given(self, layers: tuple[str, ...], start: bool = False) -> tuple[str, ...]:
-        """Those of the layers asked for that a call computes; all must be the model's."""
+        """The requested layers that a call computes; raises ValueError for an unknown one."""
         encoders = () if self.decoder_only else ("encoder",)
         known = (*encoders, *self.extend_layers)
         if unknown := [name for name in layers if name not in known]:

@@ -1,4 +1,4 @@
-"""The interface of models: all that decoding, drafts and measurement know of one."""
+"""The model interface: all that decoding, drafts and measurement know about a model."""
 
 from typing import ClassVar, NamedTuple, Protocol
 
@@ -9,14 +9,14 @@ from speculative.types import Inputs, Logits, PyTree, Rows, State, Tokens
 
 
 class Chunk(NamedTuple):
-    """Tokens [B, L] that a model reads at once, behind the text that it has read.
+    """Tokens [B, L] that a model reads at once, after the text that it has read.
 
-    In a chain, each sees all tokens before it and itself. Else the chunk branches: `positions`
-    [B or 1, L] are those behind the text, from 0, and `mask` [B or 1, L, L] tells which tokens of
-    the chunk each one sees, itself among them. In the caches they lie in the chunk's order.
+    In a chain, each token sees itself and all tokens before it. Otherwise the chunk branches:
+    `positions` [B or 1, L] count from 0 after the text, and `mask` [B or 1, L, L] tells which
+    tokens of the chunk each one sees, including itself. Caches keep the chunk's order.
 
-    Branches may be read in several chunks, of which `begun` tokens are already in the caches:
-    `positions` [B or 1, M] and `mask` [B or 1, L, M] are then of all M tokens of the branches.
+    Branches may be read in several chunks, with `begun` tokens already in the caches: `positions`
+    [B or 1, M] and `mask` [B or 1, L, M] then cover all M tokens of the branches.
     """
 
     tokens: Tokens
@@ -26,7 +26,7 @@ class Chunk(NamedTuple):
 
     @property
     def behind(self) -> Array:
-        """Positions [B or 1, L] of the chunk's tokens, counted from the first behind the text."""
+        """Positions [B or 1, L] of the chunk's tokens, counted from the first after the text."""
         length = self.tokens.shape[1]
         if self.positions is None:
             return jnp.arange(length)[None]
@@ -34,14 +34,14 @@ class Chunk(NamedTuple):
 
 
 class Started(NamedTuple):
-    """A state before the first token, and the hidden states [B, S, D] asked for, by name."""
+    """A state before the first token, and the requested hidden states [B, S, D], by name."""
 
     state: State
     hidden: dict[str, Array]
 
 
 class Extended(NamedTuple):
-    """A chunk's logits, the state with it, and the hidden states [B, L, D] asked for, by name.
+    """A chunk's logits, the state after it, and the requested hidden states [B, L, D], by name.
 
     Logits are [B, L, V] float32, entry l conditioned on everything up to and including token l.
     """
@@ -58,23 +58,23 @@ class Model(Protocol):
 
     Hidden states have T5X's names of the modules that give them: "decoder/layers_3" is the output
     of that layer, the logits are computed from "decoder/decoder_norm", "encoder" is an encoder's
-    output. A call gives those of the `layers` asked for that it computes: `start` of an
-    encoder-decoder the encoder's, `extend` the decoder's. Others cost nothing; an unknown one is a
-    ValueError.
+    output. A call returns those of the requested `layers` that it computes: `start` of an
+    encoder-decoder returns the encoder's, `extend` the decoder's. The others cost nothing; an
+    unknown one raises ValueError.
     """
 
-    pad_id: ClassVar[int]  # Fills rows of inputs up.
+    pad_id: ClassVar[int]  # Pads rows of inputs.
     # Whether inputs begin the text that is decoded (prompts) or are other texts (sources).
     decoder_only: ClassVar[bool]
 
     @property
     def vocab_size(self) -> int:
-        """Tokens V that logits are of; the vocabulary may have fewer."""
+        """The number V of tokens that have logits; the vocabulary may have fewer."""
         ...
 
     @property
     def max_positions(self) -> int:
-        """Positions that a text may have; 0 where there is no limit."""
+        """The most positions that a text may have; 0 if there is no limit."""
         return 0
 
     def first(self, inputs: Inputs) -> Rows:
@@ -91,7 +91,7 @@ class Model(Protocol):
     ) -> Started:
         """Reads inputs [B, S], padded at the right: sources, or prompts without their last token.
 
-        Rows have at least one token. The state has room for `cache_length` tokens a row, beside a
+        Rows have at least one token. The state has room for `cache_length` tokens per row after a
         prompt. `encoded` [B, S, D] is another encoder's output for the inputs, in place of its own.
         """
         ...
@@ -101,8 +101,8 @@ class Model(Protocol):
     ) -> Started:
         """`start` for prompts whose first `known` tokens, not all, have been read already.
 
-        `begun` is what was read, with the hidden states of the known tokens, of all layers asked
-        for. A model may as well read all again.
+        `begun` holds the state after the known tokens, and their hidden states in all requested
+        layers. A model may also read everything again.
         """
         return self.start(params, inputs, cache_length, layers=tuple(begun.hidden))
 
@@ -114,21 +114,21 @@ class Model(Protocol):
         at: Rows | None = None,
         layers: tuple[str, ...] = (),
     ) -> Extended:
-        """Appends a chunk of L tokens to each row, for which its cache must have room.
+        """Appends a chunk of L tokens to each row, whose cache must have room for it.
 
-        With `at` [B], a position of each row's chunk, logits are of that one alone, [B, 1, V];
-        hidden states are of all.
+        If `at` [B] gives a position of each row's chunk, logits are for that one only, [B, 1, V];
+        hidden states are for all.
         """
         ...
 
     def rewind(self, state: State, lengths: Rows) -> State:
-        """The state without each row's tokens beyond lengths [B], a prompt's not counted."""
+        """The state without each row's tokens beyond lengths [B], not counting a prompt's."""
         ...
 
     def keep(self, state: State, length: Array | int, path: Array, count: Rows) -> State:
-        """The state with some of the last chunk's `length` tokens alone, in a new order.
+        """The state with only some of the last chunk's `length` tokens, in a new order.
 
-        They are the first `count` [B] of those at places path [B, K] in the chunk; a chain's path
-        is 0, 1, ..., of which `rewind` keeps the beginning.
+        They are the first `count` [B] of those at indices path [B, K] in the chunk; a chain's path
+        is 0, 1, ..., and `rewind` keeps its beginning.
         """
         ...

@@ -18,7 +18,7 @@ from speculative.models.positions import relative_buckets
 
 
 class Source(NamedTuple):
-    """What attention reads of a source: keys and values [B, N, S, H], and a bias [B, 1, 1, S]."""
+    """A source for attention: keys and values [B, N, S, H], and a bias [B, 1, 1, S]."""
 
     keys: Array
     values: Array
@@ -26,20 +26,20 @@ class Source(NamedTuple):
 
 
 def parameter(module: nn.Module, name: str, init: Any, shape: tuple[int, ...]) -> Array:
-    """A module's parameter: Flax's `param` of a given one would trace its initializer again."""
-    given = module.get_variable("params", name)
-    if given is not None and given.shape == shape:
-        return given
-    return module.param(name, init, shape)  # Made, or its error.
+    """A module's parameter; for an existing one, Flax's `param` would retrace its initializer."""
+    existing = module.get_variable("params", name)
+    if existing is not None and existing.shape == shape:
+        return existing
+    return module.param(name, init, shape)  # Makes it, or raises on a wrong shape.
 
 
 class LayerNorm(nn.Module):
-    """The numbers of a norm, of the kind `Config.norm`."""
+    """The parameters of a norm of the kind `Config.norm`."""
 
     config: Config
 
     def setup(self) -> None:
-        """Declares `scale` [D] and, where the mean is taken away, `bias` [D]."""
+        """Declares `scale` [D] and, if the mean is subtracted, `bias` [D]."""
         shape, kind = (self.config.emb_dim,), self.config.norm
         zeros = nn.initializers.zeros
         scale = parameter(
@@ -51,16 +51,16 @@ class LayerNorm(nn.Module):
 
 
 class Dense(nn.Module):
-    """A projection: `kernel` [inputs, features] and, as GPT's have one, `bias` [features]."""
+    """A projection: `kernel` [inputs, features] and maybe, as in GPT, `bias` [features]."""
 
     inputs: int
     features: int
     use_bias: bool = False
-    scale: float = 1.0  # Of the kernel's initial variance.
+    scale: float = 1.0  # Scales the kernel's initial variance.
     distribution: Literal["truncated_normal", "normal"] = "truncated_normal"
 
     def setup(self) -> None:
-        """Declares both, but for a kernel that is prepacked."""
+        """Declares both, except a prepacked kernel."""
         bias = None
         if self.use_bias:
             bias = parameter(self, "bias", nn.initializers.zeros, (self.features,))
@@ -73,7 +73,7 @@ class Dense(nn.Module):
 
 
 def projections(module: nn.Module, name: str, *denses: Dense) -> tuple[Projection, ...]:
-    """Several projections of one input, or the one that a backend made of them under a name."""
+    """Several projections of one input, or the one into which a backend fused them."""
     fused = module.get_variable(PREPACKED, name)
     if fused is None:
         return tuple(dense.projection for dense in denses)
@@ -94,14 +94,14 @@ class RelativeBias(nn.Module):
         self.table = parameter(self, "rel_embedding", init, shape)
 
     def by_distance(self, length: int, ahead: int = 1) -> Array:
-        """The float32 bias of keys length - 1 positions back to ahead - 1 ahead: [N, distances]."""
+        """Float32 bias for keys length - 1 positions back to ahead - 1 ahead: [N, distances]."""
         distance = np.arange(1 - length, ahead)
         buckets = relative_buckets(distance, self.bidirectional, self.config)
         return self.table.astype(jnp.float32)[:, buckets]
 
 
 class Attention(nn.Module):
-    """Multi-head attention, to itself or to a source of so many features."""
+    """Multi-head attention, to itself or to a source of `source_dim` features."""
 
     config: Config
     backend: Xla
@@ -113,7 +113,7 @@ class Attention(nn.Module):
         width, read = config.num_heads * size, self.source_dim or config.emb_dim
         biases = config.biases or config.qkv_biases
         dense = functools.partial(Dense, use_bias=biases, distribution="normal")
-        # T5 has attention's 1/sqrt(H) in the query's initial scale.
+        # T5 folds attention's 1/sqrt(H) into the query's initial scale.
         initial = 1.0 if config.scaled_attention else 1.0 / size
         self.query = dense(config.emb_dim, width, scale=initial)
         self.key, self.value = (dense(read, config.kv_heads * size) for _ in range(2))
@@ -123,7 +123,7 @@ class Attention(nn.Module):
             self.query_norm, self.key_norm = LayerNorm(of_head), LayerNorm(of_head)
 
     def _spec(self, spec: Attending) -> Attending:
-        """With what is alike for all layers."""
+        """Adds the scale, the soft cap and the norms."""
         norms = None
         if self.config.head_norms:
             norms = self.query_norm.numbers, self.key_norm.numbers
@@ -133,10 +133,10 @@ class Attention(nn.Module):
     def __call__(
         self, x: Array, norm: Norm, spec: Attending, cache: Cache | None
     ) -> tuple[Array, Array, Array]:
-        """Self-attention of normed x [B, L, D], as `spec` says but for the scale: [B, L, N * H].
+        """Self-attention of normed x [B, L, D] by `spec`, except its scale: [B, L, N * H].
 
-        That is for `out`. Also gives the keys and values: [B, K, L, H], or a longer cache
-        [B, K, T, H].
+        That is the input of `out`. Also returns the keys and values: [B, K, L, H], or a longer
+        cache [B, K, T, H].
         """
         of_all = projections(self, "query_key_value", self.query, self.key, self.value)
         spec, heads = self._spec(spec), self.config.num_heads
@@ -170,7 +170,7 @@ class Mlp(nn.Module):
         self.dropout = nn.Dropout(config.dropout_rate, broadcast_dims=(1,))  # As in T5X.
 
     def __call__(self, x: Array, norm: Norm, train: bool) -> Array:
-        """Of normed x [B, L, D]: [B, L, mlp_dim], for `wo`; with dropout in training."""
+        """Maps normed x [B, L, D] to [B, L, mlp_dim], for `wo`; with dropout in training."""
         activations = self.config.mlp_activations
         if self.config.gated:
             both = projections(self, "wi_0_wi_1", self.wi_0, self.wi_1)
@@ -181,16 +181,16 @@ class Mlp(nn.Module):
 
 
 class Layer(nn.Module):
-    """Self-attention, attention to a source, feed-forward, each normed before and added after.
+    """Self-attention, attention to a source, feed-forward: each norms its input, adds its output.
 
-    With `Config.post_norms` what is added is normed, too. A family whose layers are others has a
-    module of its own with this `__call__`, as `Stack.layer`.
+    `Config.post_norms` norms the outputs too. A family with other layers has its own module with
+    this `__call__`, as `Stack.layer`.
     """
 
     config: Config
     backend: Xla
-    kind: str = "decoder"  # Or "encoder", of the stack.
-    source_dim: int = 0  # Features of a source, to which there is attention too; 0: none.
+    kind: str = "decoder"  # The kind of the stack; or "encoder".
+    source_dim: int = 0  # Features of a source to attend to; 0: none.
 
     def setup(self) -> None:
         """Declares the layer's parts under T5X's names."""
@@ -227,7 +227,7 @@ class Layer(nn.Module):
         return self._add(x, hidden, self.mlp.wo, train, "mlp"), keys, values
 
     def _add(self, x: Array, y: Array, dense: Dense, train: bool, part: str) -> Array:
-        """Adds a projection of a part's y to x [B, L, D]; between the two a norm and dropout."""
+        """Adds a part's y to x [B, L, D], projected, then normed and dropped out as configured."""
         if not train and not self.config.post_norms:
             return self.backend.add_product(x, y, dense.projection)
         y = self.backend.product(y, dense.projection)

@@ -13,34 +13,34 @@ SPIECE = "spiece.model"  # The file of a SentencePiece vocabulary.
 
 
 class Stored(NamedTuple):
-    """A tensor of theirs, maybe [out, in]: tensors of ours, side by side on their last axis."""
+    """The tensors of ours that one of theirs, maybe [out, in], holds along its last axis."""
 
     parts: tuple[str, ...]
     transposed: bool = False
 
 
 class Names(Generic[C]):
-    """A family's models as transformers and T5X have them; here, neither has any."""
+    """How transformers and T5X represent a family's models; by default, neither has any."""
 
-    title: ClassVar[str] = ""  # Of the family in transformers.
-    # What a `config.json` may call it, each with the sentinels that by default follow its
-    # vocabulary's pieces.
+    title: ClassVar[str] = ""  # The family's name in transformers.
+    # The `model_type`s of a `config.json`, each with the number of sentinels that by default follow
+    # the vocabulary's pieces.
     model_types: ClassVar[Mapping[str, int]] = {}
-    # What tensors' names begin with, unless the weights are of the model without its logits; and
-    # the names behind it of those that no model reads, or reads elsewhere.
+    # The prefix of tensors' names, unless the weights are of the model without its logits; and
+    # names after it of tensors that no model reads, or reads elsewhere.
     prefix: ClassVar[str] = ""
     passed_over: ClassVar[re.Pattern[str]]
     # Tensors that are copies of another, unless both are stored and differ; and those of them that
-    # are filled in where they are missing.
+    # are filled in if missing.
     tied: ClassVar[Mapping[str, str]] = {}
     filled: ClassVar[tuple[str, ...]] = ()
     vocabularies: ClassVar[tuple[str, ...]]  # Files that may hold its vocabulary, the best first.
-    # Settings of a `config.json` that must be there, with our fields; and those of which we
-    # compute certain values alone, the first of which is the default.
+    # Settings that a `config.json` must have, with our fields; and (`required`) those of which only
+    # certain values are supported, the default first.
     sizes: ClassVar[Mapping[str, str]]
-    aliases: ClassVar[Mapping[str, str]]  # Other names of settings, which transformers knows too.
+    aliases: ClassVar[Mapping[str, str]]  # Other names of settings in transformers.
     required: ClassVar[Mapping[str, tuple[Any, ...]]]
-    # transformers' names of the functions of feed-forward layers that are computed here, and ours.
+    # transformers' names of the supported feed-forward activations, and ours.
     activations: ClassVar[Mapping[str, str]] = {
         "relu": "relu",
         "gelu_new": "gelu",
@@ -50,30 +50,30 @@ class Names(Generic[C]):
     }
 
     def of_text(self, settings: Fields) -> tuple[Fields, str]:
-        """The settings of the text model in a larger one, and what its tensors' names begin with.
+        """The settings of the text model in a larger one, and the prefix of its tensors' names.
 
-        Both are as they are where there is nothing but text.
+        For a text-only model, the settings are unchanged and the prefix is empty.
         """
         return settings, ""
 
     def configuration(self, settings: Fields, own: Callable[[str], bool], location: str) -> C:
-        """The sizes in a `config.json` of transformers; `own` tells whether a tensor of `tied` is.
+        """The configuration in a `config.json` of transformers.
 
-        It is if it is stored and no copy. Raises ValueError if a size is missing, or not one that
-        is computed here.
+        `own` tells whether a tensor of `tied` is stored and no copy. Raises ValueError if a size is
+        missing or not supported.
         """
         raise NotImplementedError
 
     def names(self, config: C) -> dict[str, Stored]:
-        """What every tensor of such a model holds, by transformers' name."""
+        """The contents of every tensor of such a model, by transformers' name."""
         raise NotImplementedError
 
     def settings(self, config: C, location: str) -> dict[str, object]:
-        """The `config.json` of such a model; ValueError where transformers has none."""
+        """The `config.json` of such a model; raises ValueError if transformers has none."""
         raise ValueError(f"transformers has no model of the kind of {location}.")
 
     def infer(self, shapes: Mapping[str, tuple[int, ...]], location: str) -> C | None:
-        """The configuration of a T5X checkpoint, by its tensors' shapes; None if T5X has no such.
+        """A T5X checkpoint's configuration from its tensors' shapes; None if T5X has no such model.
 
         Raises ValueError if the shapes are not those of such a model.
         """
@@ -84,7 +84,7 @@ class Names(Generic[C]):
         raise ValueError(f"T5X's format has no model of the kind of {location}.")
 
     def _settings(self, settings: Fields, location: str) -> Fields:
-        """Settings under their first names, if there are all of `required` and no others' values.
+        """Settings under their main names, checked against the supported values in `required`.
 
         Raises ValueError if a setting is not supported, or contradicts one of the same meaning.
         """
@@ -118,9 +118,9 @@ class Names(Generic[C]):
         return {name: getattr(config, ours) for name, ours in self.sizes.items()}
 
 
-# Settings that change what any model computes, with the values that change nothing.
+# Settings that change any model's results, with the values that change nothing.
 _REQUIRED: Mapping[str, tuple[Any, ...]] = {
     "pruned_heads": (None, {}),
 }
 
-AnyNames = Names[Any]  # Of some family.
+AnyNames = Names[Any]  # The names of any family.

@@ -1,4 +1,4 @@
-"""Where tokens stand and which see which: what attention adds to its scores."""
+"""Positions and masks: the biases that attention adds to its scores."""
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,7 @@ MASKED = -1e10
 
 
 def masked(seen: Array) -> Array:
-    """What is added to scores so that only what is `seen` counts."""
+    """The bias on scores that hides all positions but those `seen`."""
     return jnp.where(seen, 0.0, MASKED).astype(jnp.float32)
 
 
@@ -24,14 +24,14 @@ def same_segment(queries: Array, keys: Array, also: Array | bool = True) -> Arra
 
 
 def shifted(x: Array, segments: Array) -> Array:
-    """Of each position of x [B, L, ...] what is at the one before it; 0 where a text begins."""
+    """Shifts x [B, L, ...] by one position, with 0 where a text begins."""
     same = jnp.pad(segments[:, 1:] == segments[:, :-1], ((0, 0), (1, 0)))
     before = jnp.roll(x, 1, axis=1)
     return jnp.where(same.reshape(*same.shape, *[1] * (x.ndim - 2)), before, 0)
 
 
 def positions_in(segments: Array) -> Array:
-    """Each position [B, L] of packed texts, counted from the beginning of its own."""
+    """Positions [B, L] in packed texts, each counted from the beginning of its own text."""
     index = jnp.arange(segments.shape[1])
     begins = jnp.pad(segments[:, 1:] != segments[:, :-1], ((0, 0), (1, 0)))
     return index - lax.cummax(jnp.where(begins, index, 0), axis=1)
@@ -53,13 +53,13 @@ def relative_buckets(distance: np.ndarray, bidirectional: bool, config: Config) 
 
 
 def causal_bias(by_distance: Array, starts: Array, length: int) -> Array:
-    """Bias and causal mask [B, N or 1, L, T] of L queries from positions starts [B] on.
+    """Bias and causal mask [B, N or 1, L, T] for L queries from positions starts [B] on.
 
-    `by_distance` [N or 1, T], float32, has the bias of keys T - 1, ..., 0 positions back.
+    `by_distance` [N or 1, T], float32, has the bias for keys T - 1, ..., 0 positions back.
     """
     # Every row of the bias is a window on one table over distances, descending from T - 1 to 0
-    # and then masked. Queries that only fill a chunk up may lie beyond the cache; what they see
-    # does not matter.
+    # and then masked. Queries that only pad a chunk may lie beyond the cache; their scores do not
+    # matter.
     cache = by_distance.shape[1]
     table = jnp.pad(by_distance, ((0, 0), (length, cache)), constant_values=MASKED)
     size = cache + length
@@ -73,10 +73,10 @@ def causal_bias(by_distance: Array, starts: Array, length: int) -> Array:
 def branching_bias(
     by_distance: Array, text: Rows, behind: Array, positions: Array, mask: Array
 ) -> Array:
-    """Likewise of queries in branches (`interface.Chunk`) behind texts of lengths `text` [B].
+    """`causal_bias` for queries in branches (`interface.Chunk`) after texts of lengths `text` [B].
 
-    `behind` [B or 1, Q] and `positions` [B or 1, M] are those of the queries and of all tokens of
-    the branches, which lie in the cache in this order from `text` on; `mask` [B or 1, Q, M].
+    `behind` [B or 1, Q] has the positions of the queries; `positions` [B or 1, M] those of all
+    tokens of the branches, in their order in the cache from `text` on; `mask` is [B or 1, Q, M].
     """
     batch, cache = text.shape[0], by_distance.shape[1]
     index = jnp.arange(cache) - text[:, None]

@@ -1,4 +1,4 @@
-"""A draft's own configuration: what it reads of its target, and which tokens it guesses."""
+"""A draft's own settings: the parts of its target that it reads, and the tokens it guesses."""
 
 import dataclasses
 import functools
@@ -9,9 +9,9 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True)
 class Reads:
-    """What a model reads of another, its target; by default nothing, as a target itself.
+    """The parts of its target that a draft reads; by default none, as in a target itself.
 
-    A value that cannot be is a ValueError.
+    An impossible value raises ValueError.
     """
 
     # Features of the target; 0: none are read. An encoder-decoder reads the target's encoder in
@@ -19,7 +19,7 @@ class Reads:
     source_dim: int = 0
     # The hidden states of the target's decoder that are read, as `interface.Model` names them.
     target_layers: tuple[str, ...] = ()
-    # The tokens that logits are of, as `packed` writes them; no other is guessed. Empty: all.
+    # The tokens that have logits, as `packed` writes them; no other is guessed. Empty: all.
     draft_vocabulary: str = ""
 
     def __post_init__(self) -> None:
@@ -62,7 +62,7 @@ def packed(tokens: Sequence[int] | np.ndarray) -> str:
 
 @functools.cache
 def unpacked(text: str) -> np.ndarray:
-    """The tokens, ascending, of what `packed` wrote; ValueError if it wrote no such text."""
+    """The tokens, ascending, that `packed` wrote; raises ValueError for any other text."""
     try:
         mask = np.unpackbits(np.frombuffer(bytes.fromhex(text), np.uint8))
     except (ValueError, TypeError) as error:

@@ -1,4 +1,4 @@
-"""The families of models; what is asked of any of them by its configuration or by name."""
+"""The families of models, and look-ups by configuration or by name."""
 
 import functools
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ from speculative.types import PAD_ID, PyTree
 
 
 class Family(NamedTuple):
-    """What makes a family of models; `sizes` are its configurations that have names."""
+    """The parts of a family of models; `sizes` are its named configurations."""
 
     config: type[Config]
     model: type[FlaxModel]
@@ -31,7 +31,7 @@ class Family(NamedTuple):
     sizes: Mapping[str, Config]
 
 
-# By the name of the format in which this program stores their models.
+# Keyed by the name of the format in which this program stores their models.
 FAMILIES = {
     "speculative-t5": Family(T5Config, T5, T5Names(), t5.SIZES),
     "speculative-decoder-only": Family(DecoderOnlyConfig, DecoderOnly, GPTNames(), gpt.SIZES),
@@ -58,18 +58,18 @@ def format_of(config: Config) -> str:
 
 
 def names_of(config: Config) -> AnyNames:
-    """What other programs call the tensors of a configuration's model."""
+    """Other programs' names for the tensors of a configuration's model."""
     return FAMILIES[format_of(config)].names
 
 
 def model_of(config: Config, start_id: int = PAD_ID) -> FlaxModel:
-    """The model of a configuration, and the token before its texts."""
+    """The model of a configuration; `start_id` is the token before its texts."""
     return FAMILIES[format_of(config)].model(config, start_id)
 
 
 @functools.cache
 def abstract_params(config: Config) -> PyTree:
-    """Shapes of a configuration's parameters, with nothing allocated.
+    """Shapes of a configuration's parameters, without allocating any.
 
     The layers of a stack are alike, so one is traced for all: hundreds would take seconds.
     """
@@ -82,9 +82,9 @@ def abstract_params(config: Config) -> PyTree:
 
 
 def random_params(config: Config, placed: PyTree = None) -> PyTree:
-    """Random parameters in the configuration's dtype, a tensor at a time, as large as they come.
+    """Random parameters in the configuration's dtype, made one whole tensor at a time.
 
-    Those of `Config.in_int8` are `Weight`. `placed`, of `sharding.placed`, says how they lie on
+    Those of `Config.in_int8` are `Weight`. `placed`, from `sharding.placed`, lays them out on
     several devices, each of which makes its own part.
     They keep activations about 1, as trained ones do; a model's `init` is for training.
     """
@@ -101,7 +101,7 @@ def random_params(config: Config, placed: PyTree = None) -> PyTree:
 
 
 def _random(key: Array, shape: tuple[int, ...], dtype: str, axis: int | None) -> Array | Weight:
-    """A tensor, quantized where an axis of its inputs is given."""
+    """A random tensor, quantized if the axis of its inputs is given."""
     if len(shape) == 1:
         return jnp.ones(shape, dtype)
     made = jax.random.normal(key, shape, dtype) * shape[0] ** -0.5
@@ -109,9 +109,9 @@ def _random(key: Array, shape: tuple[int, ...], dtype: str, axis: int | None) ->
 
 
 def read_by_step(params: PyTree) -> list[Array]:
-    """The parameters, prepacked or not, of which every decoding step reads all.
+    """The parameters, prepacked or not, that every decoding step reads in full.
 
-    The encoder and projections of the source are read once a text, embeddings a row a token.
+    The encoder and projections of the source are read once per text, embeddings a row per token.
     """
     leaves = jax.tree_util.tree_leaves_with_path(params)
     name = functools.partial(jax.tree_util.keystr, simple=True, separator="/")
@@ -119,7 +119,7 @@ def read_by_step(params: PyTree) -> list[Array]:
     untied = any(path & {"logits_dense", "logits"} for path, _ in named)
     unread = {"encoder", "position_embedder", *(["token_embedder"] if untied else [])}
     cross, source = "encoder_decoder_attention", {"key", "value"}
-    own = {"decoder", "token_embedder"}  # An embedding of the decoder's own is never tied.
+    own = {"decoder", "token_embedder"}  # The decoder's own embedding is never tied.
     return [
         leaf
         for path, leaf in named

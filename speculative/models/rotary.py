@@ -16,36 +16,36 @@ class RotaryConfig(Config):
     mlp_activations: tuple[str, ...] = ("silu", "linear")
     positions: str = "rotary"
     scaled_attention: bool = True
-    norm_epsilon: float = 1e-6  # What a norm adds to the variance.
-    rope_base: float = 10_000.0  # These three as of `Rope`.
+    norm_epsilon: float = 1e-6  # Added to a norm's variance.
+    rope_base: float = 10_000.0  # These three are as in `Rope`.
     rope_factor: float = 1.0
     rope_bounds: tuple[float, ...] = ()
-    # Of the layers in turn: the keys that a query sees, its own the last of them; 0: all before it.
-    # After the last of these layers come some of the first kind again.
+    # For the layers in turn, the number of keys, up to its own, that a query sees; 0: all up to its
+    # own. Further layers repeat the sequence.
     windows: tuple[int, ...] = (0,)
-    window_rope_base: float = 0.0  # Of layers with a window; 0: the same, and so for the factor.
-    query_scalar: float = 0.0  # Scores are divided by its root; 0: by that of the head's size.
+    window_rope_base: float = 0.0  # For layers with a window, unstretched; 0: as in the others.
+    query_scalar: float = 0.0  # Scores are divided by its square root; 0: the head size's.
 
     fixed: ClassVar[Fields] = {"positions": "rotary", "biases": False, "shared_embedding": True}
 
     @property
     def epsilon(self) -> float:
-        """As the model's own configuration has it."""
+        """The model's own `norm_epsilon`."""
         return self.norm_epsilon
 
     @property
     def score_scale(self) -> float:
-        """By the size of a head, or `query_scalar`."""
+        """The inverse square root of `query_scalar` or the head size."""
         return (self.query_scalar or self.head_dim) ** -0.5
 
     def rope(self, layer: int) -> Rope:
-        """By the base and the factor of such a layer."""
+        """The rotation with the base and the factor of a layer."""
         if self.window(layer) and self.window_rope_base:
             return Rope(self.window_rope_base)
         return Rope(self.rope_base, self.rope_factor, self.rope_bounds)
 
     def window(self, layer: int) -> int:
-        """As `windows` say."""
+        """A layer's entry in `windows`."""
         return self.windows[layer % len(self.windows)]
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Models with rotary positions in transformers: what the names of their families share."""
+"""The names that families with rotary positions share in transformers."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, TypeVar
@@ -11,7 +11,7 @@ from speculative.vocabulary import PAIRS, TOKENIZER
 
 R = TypeVar("R", bound=RotaryConfig)
 
-TOKENIZER_MODEL = "tokenizer.model"  # What these families call the file of a SentencePiece model.
+TOKENIZER_MODEL = "tokenizer.model"  # These families' name for the file of a SentencePiece model.
 
 
 GEMMA_2: Fields = {
@@ -30,7 +30,7 @@ GEMMA_2: Fields = {
     "attn_logit_softcapping": 50.0,
     "tie_word_embeddings": True,
 }
-"""What a `config.json` of Gemma 2, or of a stack of its layers, need not say."""
+"""The defaults of a `config.json` of Gemma 2, or of a stack of its layers."""
 
 
 class RotaryNames(Names[R]):
@@ -47,8 +47,8 @@ class RotaryNames(Names[R]):
     }
     aliases = {}
     required = {"attention_bias": (False,)}
-    activation: ClassVar[str] = "hidden_act"  # The setting of the feed-forward layers' function.
-    norms: ClassVar[Mapping[str, str]]  # Of a layer, and what they are here.
+    activation: ClassVar[str] = "hidden_act"  # The setting of the feed-forward activation.
+    norms: ClassVar[Mapping[str, str]]  # Norms of a layer, and our names for them.
     parts: ClassVar[Mapping[str, str]] = {
         "self_attn.q_proj": "self_attention/query",
         "self_attn.k_proj": "self_attention/key",
@@ -62,25 +62,25 @@ class RotaryNames(Names[R]):
     def fields(
         self, settings: Fields, own: Callable[[str], bool], location: str, usual: Fields
     ) -> dict[str, Any]:
-        """What all have, of settings from `Names._settings`; `usual` is what need not be said."""
-        said = {**usual, **{name: value for name, value in settings.items() if value is not None}}
-        fields: dict[str, Any] = self._read_sizes(said, location)
-        if (activation := said[self.activation]) not in self.activations:
+        """The shared fields, from settings of `Names._settings`; `usual` has the defaults."""
+        merged = {**usual, **{name: value for name, value in settings.items() if value is not None}}
+        fields: dict[str, Any] = self._read_sizes(merged, location)
+        if (activation := merged[self.activation]) not in self.activations:
             known = ", ".join(self.activations)
             raise ValueError(
                 f"{location} has the {self.activation} {activation!r}; supported is {known}."
             )
-        tied = said["tie_word_embeddings"]
+        tied = merged["tie_word_embeddings"]
         return fields | {
-            "head_dim": said.get("head_dim") or fields["emb_dim"] // fields["num_heads"],
-            "num_kv_heads": said.get("num_key_value_heads", 0),
+            "head_dim": merged.get("head_dim") or fields["emb_dim"] // fields["num_heads"],
+            "num_kv_heads": merged.get("num_key_value_heads", 0),
             "mlp_activations": (self.activations[activation], "linear"),
-            "norm_epsilon": said.get("rms_norm_eps", 1e-6),
+            "norm_epsilon": merged.get("rms_norm_eps", 1e-6),
             "logits_via_embedding": False if tied and own("lm_head.weight") else tied,
         }
 
     def stack(self, theirs: str, ours: str, depth: int, config: R) -> dict[str, Stored]:
-        """The tensors of so many layers, and of the norm behind them."""
+        """The tensors of `depth` layers, and of the norm after them."""
         table = {f"{theirs}.norm.weight": Stored((f"{ours}/{ours}_norm/scale",))}
         for i in range(depth):
             there, here = f"{theirs}.layers.{i}", f"{ours}/layers_{i}"
@@ -107,7 +107,7 @@ class RotaryNames(Names[R]):
         return table
 
     def written(self, config: R) -> dict[str, Any]:
-        """What the `config.json` of each says."""
+        """The settings that every family's `config.json` has."""
         function = config.mlp_activations[0]
         theirs = next(name for name, ours in self.activations.items() if ours == function)
         return self._write_sizes(config) | {
@@ -120,9 +120,9 @@ class RotaryNames(Names[R]):
         }
 
     def require_t5x(self, config: R, location: str) -> None:
-        """T5X's format has none of them."""
+        """Raises ValueError: T5X's format has no such model."""
         raise ValueError(
-            f"T5X's format holds T5s alone; {location} is {config.description()[0]} (--to native)."
+            f"T5X's format holds only T5s; {location} is {config.description()[0]} (--to native)."
         )
 
 
@@ -130,14 +130,14 @@ _HEADS = ("q", "query"), ("k", "key")
 
 
 def pattern(windows: list[int]) -> tuple[int, ...]:
-    """The shortest beginning of which all layers' windows are repetitions."""
+    """The shortest beginning whose repetition gives all layers' windows."""
     sizes = range(1, len(windows) + 1)
     repeats = (n for n in sizes if all(w == windows[i % n] for i, w in enumerate(windows)))
     return tuple(windows[: next(repeats)])
 
 
 def read_windows(settings: Fields, layers: int, usual: list[int], location: str) -> tuple[int, ...]:
-    """The windows that a `config.json` gives its layers: by `layer_types`, or the usual ones."""
+    """The windows that a `config.json` gives its layers: in `layer_types`, or the usual ones."""
     if (types := settings.get("layer_types")) is None:
         return pattern(usual)
     size, named = settings.get("sliding_window"), {"full_attention": 0}
@@ -146,13 +146,13 @@ def read_windows(settings: Fields, layers: int, usual: list[int], location: str)
     if len(types) != layers or not {*types} <= named.keys():
         raise ValueError(
             f"{location} has {len(types)} layer_types, {', '.join(sorted({*types}))}, for {layers} "
-            f"layers and a sliding_window {size!r}; read are {' and '.join(named)}, one a layer."
+            f"layers and a sliding_window {size!r}; known are {' and '.join(named)}, one per layer."
         )
     return pattern([named[kind] for kind in types])
 
 
 def layer_types(config: RotaryConfig, layers: int) -> dict[str, Any]:
-    """What a `config.json` says of windows."""
+    """The `config.json` settings for windows."""
     names = [("sliding" if config.window(i) else "full") + "_attention" for i in range(layers)]
     return {"layer_types": names, "sliding_window": max(config.windows) or None}
 
@@ -160,37 +160,37 @@ def layer_types(config: RotaryConfig, layers: int) -> dict[str, Any]:
 def read_rope(
     settings: Fields, location: str, base: float = 10_000.0, layers: str | None = None
 ) -> Rope:
-    """What a `config.json` says of rotary positions, as any version of transformers writes it.
+    """The rotary positions of a `config.json`, as any version of transformers writes them.
 
-    `base` is the one where nothing is said; `layers` the type of those of which the positions are,
-    where types differ. ValueError names a kind that is not computed here.
+    `base` is the default; `layers` is the type of layers to read them for, where types differ.
+    Raises ValueError for an unsupported kind.
     """
-    said = settings.get("rope_parameters") or settings.get("rope_scaling") or {}
-    said = said.get(layers) or {} if layers and {*said} & {"full_attention", layers} else said
-    base = said.get("rope_theta", settings.get("rope_theta", base))
-    kind = said.get("rope_type", said.get("type", "default"))
-    if said.get("partial_rotary_factor", settings.get("partial_rotary_factor", 1)) not in (1, None):
-        raise ValueError(f"{location} turns a part of each head's features; all is what is read.")
+    rope = settings.get("rope_parameters") or settings.get("rope_scaling") or {}
+    rope = rope.get(layers) or {} if layers and {*rope} & {"full_attention", layers} else rope
+    base = rope.get("rope_theta", settings.get("rope_theta", base))
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if rope.get("partial_rotary_factor", settings.get("partial_rotary_factor", 1)) not in (1, None):
+        raise ValueError(f"{location} rotates only part of each head's features, not all of them.")
     if kind == "default":
         return Rope(base)
     if kind == "linear":
-        return Rope(base, said["factor"])
+        return Rope(base, rope["factor"])
     if kind == "llama3":
         names = "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"
-        return Rope(base, said["factor"], tuple(float(said[name]) for name in names))
+        return Rope(base, rope["factor"], tuple(float(rope[name]) for name in names))
     raise ValueError(
-        f"{location} has rotary positions of the kind {kind!r}; read are default, linear and "
-        "llama3. Without its rope_scaling the model reads texts of its first length."
+        f"{location} has rotary positions of the kind {kind!r}; supported are default, linear and "
+        "llama3. Without its rope_scaling the model reads texts of its original length."
     )
 
 
 def rope_fields(rope: Rope) -> dict[str, Any]:
-    """The fields of a `RotaryConfig` that say so."""
+    """The fields of a `RotaryConfig` for a rotation."""
     return {"rope_base": rope.base, "rope_factor": rope.factor, "rope_bounds": rope.bounds}
 
 
 def score_fields(said: Fields) -> dict[str, Any]:
-    """The fields that say how Gemma's settings scale and cap scores and logits."""
+    """The fields for the scale and caps of scores and logits in Gemma's settings."""
     return {
         "query_scalar": float(said["query_pre_attn_scalar"]),
         "score_cap": said["attn_logit_softcapping"] or 0.0,
@@ -199,7 +199,7 @@ def score_fields(said: Fields) -> dict[str, Any]:
 
 
 def score_settings(config: RotaryConfig) -> dict[str, Any]:
-    """Gemma's settings of these fields."""
+    """Gemma's settings for the fields of `score_fields`."""
     return {
         "query_pre_attn_scalar": config.query_scalar,
         "attn_logit_softcapping": config.score_cap or None,
@@ -208,7 +208,7 @@ def score_settings(config: RotaryConfig) -> dict[str, Any]:
 
 
 def rope_settings(rope: Rope) -> dict[str, Any]:
-    """What a `config.json` says of them, for any version of transformers."""
+    """The `config.json` settings for a rotation, for any version of transformers."""
     if rope.bounds:
         low, high, positions = rope.bounds
         kind = {"rope_type": "llama3", "low_freq_factor": low, "high_freq_factor": high}

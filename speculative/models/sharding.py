@@ -1,7 +1,7 @@
 """Models on several devices: which axes of parameters and states lie along which axis of a mesh.
 
-The words for axes are T5X's. JAX's partitioner does the rest: it derives from the shardings of
-parameters and states what each device computes, and which sums they exchange.
+The axis names are T5X's. JAX's partitioner does the rest: from the shardings of parameters and
+states, it derives each device's computation and the sums that they exchange.
 """
 
 import contextlib
@@ -33,13 +33,13 @@ ALONG: Mapping[str, str] = {
     "mlp": MODEL,
     "vocab": MODEL,
 }
-"""The mesh axis of a logical axis; the others are whole on every device."""
+"""The mesh axis of each logical axis; the others are whole on every device."""
 
 IN_TRAINING: Mapping[str, str] = ALONG | {"embed": DATA}
-"""Likewise in training, where devices of different examples share parameters and moments too."""
+"""`ALONG` in training, where devices with different examples share parameters and moments too."""
 
 AXES: Mapping[str, tuple[str, ...]] = {
-    # Rows are looked up on every device; XLA would gather a table that is spread by tokens.
+    # Rows are looked up on every device; XLA would gather a table sharded by tokens.
     r"(token|position)_embedder/embedding": ("tokens", "embed"),
     r"(query|key|value|query_key_value)/kernel": ("embed", "joined_kv"),
     r"(query|key|value|query_key_value)/bias": ("joined_kv",),
@@ -48,20 +48,20 @@ AXES: Mapping[str, tuple[str, ...]] = {
     r"(wi|wi_0|wi_1|wi_0_wi_1)/bias": ("mlp",),
     r"wo/kernel": ("mlp", "embed"),
     r"logits_dense/kernel": ("embed", "vocab"),
-    r"prepacked/logits": ("embed", "vocab"),  # Tied ones, beside the embedding.
+    r"prepacked/logits": ("embed", "vocab"),  # Tied logits, in addition to the embedding.
     r"rel_embedding": ("heads", "relpos_buckets"),
-    # What a model remembers of texts (`stack.DecoderState`), and says of them.
+    # A model's state (`stack.DecoderState`) and its output.
     r"(keys|values|cross/\d+)/\d+": ("batch", "heads", "length", "kv"),
     r"logits": ("batch", "length", "vocab"),
 }
-"""Logical axes by the end of a name, of parameters as stored or laid out, and of states."""
+"""Logical axes, by the end of a name, of parameters (stored or prepacked) and states."""
 
 _AXES = [(re.compile(f"(^|.*/){end}"), axes) for end, axes in AXES.items()]
 
 
 @dataclasses.dataclass(frozen=True)
 class InTraining(Xla):
-    """Products and attention of training, where devices of a mesh share each batch.
+    """Products and attention in training, where devices of a mesh share each batch.
 
     Activations are laid out by `ALONG`, so that devices gather parameters and not activations.
     Attention's scores have the type of products, as in T5X: in float32 they take as much memory
@@ -72,7 +72,7 @@ class InTraining(Xla):
     scores: ClassVar[Any] = None
 
     def along(self, x: Array, *axes: str) -> Array:
-        """As of `Xla`."""
+        """See `Xla.along`."""
         if self.on is None:
             return x
         where = NamedSharding(self.on, laid(axes, x.shape, self.on))
@@ -82,14 +82,14 @@ class InTraining(Xla):
 def mesh(text: str, devices: Sequence[Any] | None = None) -> Mesh:
     """The mesh that a text like ``data:2,model:4`` names, of the first devices of all hosts.
 
-    ValueError if the text names other axes, or more devices than there are.
+    Raises ValueError if the text names other axes, or more devices than there are.
     """
     sizes, there = checks.mesh("mesh", text), jax.devices() if devices is None else devices
     shape, count = (sizes[DATA], sizes[MODEL]), sizes[DATA] * sizes[MODEL]
     if count > len(there):
         more = ""
         if there[0].platform == "cpu":
-            more = f" (XLA_FLAGS=--xla_force_host_platform_device_count={count} makes a CPU many)"
+            more = f" (XLA_FLAGS=--xla_force_host_platform_device_count={count} simulates them)"
         raise ValueError(
             f"The mesh {text} needs {count} devices, and there are {len(there)}; take a smaller "
             f"mesh or more devices{more}."
@@ -97,20 +97,20 @@ def mesh(text: str, devices: Sequence[Any] | None = None) -> Mesh:
     if idle := {one.process_index for one in there} - {one.process_index for one in there[:count]}:
         if devices is None:
             raise ValueError(
-                f"The mesh {text} leaves process {min(idle)} without devices; take one of more "
-                "devices, or fewer processes (--distributed)."
+                f"The mesh {text} leaves process {min(idle)} without devices; take a larger "
+                "mesh or fewer processes (--distributed)."
             )
-    chosen = np.array(there[:count])  # As they are numbered.
+    chosen = np.array(there[:count])  # In numerical order.
     with contextlib.suppress(NotImplementedError, ValueError, AssertionError):
-        # Neighbours on a mesh are neighbours on the chips' links, where that is possible.
+        # Neighbours on a mesh are neighbours on the chips' links, where possible.
         chosen = mesh_utils.create_device_mesh(shape, there[:count], allow_split_physical_axes=True)
     return Mesh(chosen.reshape(shape), (DATA, MODEL))
 
 
 def padded(config: Config, shards: int, platform: str | None = None) -> Config:
-    """A configuration of the same model whose heads, features and vocabulary so many devices share.
+    """The same model with heads, features and vocabulary padded for `shards` devices to share.
 
-    What is added is zero, at the end of an axis, and changes nothing: a head without queries, keys,
+    The padding is zero, at the end of an axis, and changes nothing: a head without queries, keys,
     values and outputs, a feature that no output reads, a token beyond the vocabulary.
     """
 
@@ -135,11 +135,11 @@ def spec(
     on: Mesh | AbstractMesh,
     table: Mapping[str, str] = ALONG,
 ) -> PartitionSpec:
-    """How an array of this name lies on a mesh; axes that its devices cannot share stay whole."""
-    # Numbers in int8 lie as their kernel does, and scales as its outputs.
-    found = re.fullmatch(r"(.*)/(values|scales)", name)
-    known = _named(name) or (found and _named(found[1])) or ()
-    if found and found[2] == "scales":
+    """The layout of an array of this name; axes that devices cannot share evenly stay whole."""
+    # int8 values are laid out like their kernel, and scales like its outputs.
+    match = re.fullmatch(r"(.*)/(values|scales)", name)
+    known = _named(name) or (match and _named(match[1])) or ()
+    if match and match[2] == "scales":
         known = known[-1:]
     return laid(known, shape, on, table) if len(known) == len(shape) else PartitionSpec()
 
@@ -150,7 +150,7 @@ def laid(
     on: Mesh | AbstractMesh,
     table: Mapping[str, str] = ALONG,
 ) -> PartitionSpec:
-    """How an array of these logical axes lies on a mesh, by a table of axes such as `ALONG`."""
+    """The layout of an array with these logical axes, by a table of axes such as `ALONG`."""
     along = [table.get(axis) for axis in axes]
     fits = [
         axis if axis and size % on.shape[axis] == 0 else None
@@ -160,7 +160,7 @@ def laid(
 
 
 def shared(name: str, shape: Sequence[int], parts: int) -> bool:
-    """Whether so many devices share a parameter of this name."""
+    """Whether `parts` devices share a parameter of this name."""
     return MODEL in spec(name, shape, AbstractMesh((1, parts), (DATA, MODEL)))
 
 
@@ -169,9 +169,9 @@ def _named(name: str) -> tuple[str, ...] | None:
 
 
 def shardings(tree: PyTree, on: Mesh, whole: bool = False, draft: bool = False) -> PyTree:
-    """How the arrays of parameters, a state or a result lie on a mesh, by their names.
+    """The layout on a mesh of the arrays of parameters, a state or a result, by their names.
 
-    Every device has the `whole` of all, or, unless the `draft` is spread, of what is the draft's.
+    Every device holds all arrays whole if `whole`, and the draft's arrays whole unless `draft`.
     """
 
     def of(path: tuple[Any, ...], leaf: Any) -> NamedSharding:
@@ -183,29 +183,29 @@ def shardings(tree: PyTree, on: Mesh, whole: bool = False, draft: bool = False) 
 
 
 def of_training(tree: PyTree, on: Mesh) -> PyTree:
-    """How parameters, or what an optimizer keeps of each, lie on a mesh in training (T5X's words).
+    """The layout in training of parameters, or of an optimizer's state for each (T5X's names).
 
-    What Adafactor keeps of a matrix, `v_row` without its longest axis and `v_col` without the other
-    one, lies as the axis that is left.
+    Adafactor's factors of a matrix, `v_row` without its longest axis and `v_col` without the other
+    one, are laid out like the remaining axis.
     """
     leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
     named = [(jax.tree_util.keystr(path, simple=True, separator="/"), x) for path, x in leaves]
     shapes = {name: leaf.shape for name, leaf in named if leaf.ndim == 2}
 
     def of(name: str, leaf: Any) -> NamedSharding:
-        found = re.fullmatch(r".*/(v_row|v_col)/(.*)", name)
-        shape = next((shapes[x] for x in shapes if found and x.endswith(f"/{found[2]}")), None)
-        axes = _named(found[2]) if found else None
-        if found is None or shape is None or axes is None or leaf.size == 1:
+        match = re.fullmatch(r".*/(v_row|v_col)/(.*)", name)
+        shape = next((shapes[x] for x in shapes if match and x.endswith(f"/{match[2]}")), None)
+        axes = _named(match[2]) if match else None
+        if match is None or shape is None or axes is None or leaf.size == 1:
             return NamedSharding(on, spec(name, leaf.shape, on, IN_TRAINING))
-        kept = int(np.argsort(shape, kind="stable")[0 if found[1] == "v_row" else 1])
+        kept = int(np.argsort(shape, kind="stable")[0 if match[1] == "v_row" else 1])
         return NamedSharding(on, laid(axes[kept : kept + 1], leaf.shape, on, IN_TRAINING))
 
     return jax.tree.unflatten(jax.tree.structure(tree), [of(*one) for one in named])
 
 
 def places(tree: PyTree, on: Mesh | None) -> PyTree:
-    """`of_training` on a mesh; without one, that all lies on the first device of this process."""
+    """`of_training` on a mesh; without one, everything on the first device of this process."""
     if on is not None:
         return of_training(tree, on)
     one = SingleDeviceSharding(jax.local_devices()[0])
@@ -213,10 +213,10 @@ def places(tree: PyTree, on: Mesh | None) -> PyTree:
 
 
 def placed(config: Config, on: Mesh | None, whole: bool = False, training: bool = False) -> PyTree:
-    """Shapes of a configuration's parameters as they are read, and how they lie on a mesh.
+    """Shapes of a configuration's parameters as they are read, with their layout on a mesh.
 
-    Those of `Config.in_int8` are `Weight`. On every device there is its part alone, or the `whole`;
-    or its part in `training`.
+    Those of `Config.in_int8` are `Weight`. Every device holds only its part, or the `whole`, or its
+    part in `training`.
     """
 
     def of(path: tuple[Any, ...], leaf: Any) -> Any:
@@ -234,21 +234,21 @@ def placed(config: Config, on: Mesh | None, whole: bool = False, training: bool 
 
 
 def at(shapes: PyTree, on: Mesh, whole: bool = False, draft: bool = False) -> PyTree:
-    """Shapes of parameters or a state, and how they lie on a mesh; see `shardings`."""
+    """Shapes of parameters or a state, with their layout on a mesh; see `shardings`."""
     return lying(shapes, shardings(shapes, on, whole, draft))
 
 
 def lying(shapes: PyTree, where: PyTree) -> PyTree:
-    """Shapes of arrays that lie as a tree of shardings says."""
+    """Shapes of arrays, laid out by a tree of shardings."""
     return jax.tree.map(
         lambda leaf, on: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=on), shapes, where
     )
 
 
 def mesh_of(params: PyTree) -> Mesh | None:
-    """The mesh of several devices on which parameters lie, or are to lie; None without one.
+    """The mesh of several devices on which parameters lie, or will lie; None without one.
 
-    One array tells it, for all lie on the same: every dispatch of a program asks.
+    It looks at only one array, as all share a mesh and every dispatch of a program calls it.
     """
     one = params
     while isinstance(one, dict | tuple | Prepacked):

@@ -21,14 +21,14 @@ LAST = "decoder/decoder_norm"  # The name of the hidden states that logits are c
 
 @struct.dataclass
 class DecoderState:
-    """What a decoder remembers between chunks.
+    """The state that a decoder keeps between chunks.
 
     Heads come before positions, so that attention is one batched product and the cache is never
-    transposed. A backend may hold all heads as one, of their sizes together.
+    transposed. A backend may hold all heads as one, of their total size.
     """
 
-    lengths: Rows  # Tokens in each row's cache, a prompt's not counted; what follows is masked.
-    keys: tuple[Array, ...]  # Of each layer's self-attention, [B, N, T, H].
+    lengths: Rows  # Tokens in each row's cache, without a prompt's; the rest is masked.
+    keys: tuple[Array, ...]  # One per layer, for self-attention: [B, N, T, H].
     values: tuple[Array, ...]
     # Tokens of the prompt in the cache: all but its last, which is fed first. None with a source.
     prompt: Rows | None = None
@@ -43,8 +43,8 @@ class Stack(nn.Module):
     backend: Xla
     depth: int
     kind: str = "decoder"  # Or "encoder".
-    layer: Callable[..., nn.Module] = Layer  # Of config, backend and kind: what the family stacks.
-    embeds: bool = False  # Whether it has an embedding of its own.
+    layer: Callable[..., nn.Module] = Layer  # Makes a layer from config, backend and kind.
+    embeds: bool = False  # Whether it has its own embedding.
 
     def setup(self) -> None:
         """Declares the stack under T5X's names."""
@@ -74,11 +74,11 @@ class Stack(nn.Module):
         chunk: Chunk | None = None,
         positions: Array | None = None,
     ) -> tuple[tuple[Array, ...], ...]:
-        """Whole texts x [B, L, D] under a mask [B or 1, 1, L or 1, L], or chunks that enter caches.
+        """Runs whole texts x [B, L, D] under a mask [B or 1, 1, L or 1, L], or chunks with caches.
 
-        Whole texts may enter caches too, in which they are several times, under a mask of those.
-        Where queries and keys are turned, x is at `positions` [B or 1, L], or as many as are used.
-        Gives [B, L, D] after each layer, and each layer's keys and values, [B, K, L, H] or caches.
+        Whole texts may enter caches too, which hold them several times, under a mask over those.
+        For rotated queries and keys, x is at `positions` [B or 1, L], or as many as are used.
+        Returns each layer's output [B, L, D], and its keys and values, [B, K, L, H] or caches.
         """
         specs = self._attending(x.shape[1], mask, caches, chunk, positions)
         x, outputs = self._along(self.dropout(x, not train)), []
@@ -86,11 +86,11 @@ class Stack(nn.Module):
         for layer, spec, source, cache in itertools.zip_longest(
             self.layers, specs, sources, caches
         ):
-            given = (
+            result = (
                 layer(x, spec, train, source, cache) if run is None else run(layer, x, spec, source)
             )
-            x = self._along(given[0])
-            outputs.append((x, *given[1:]))
+            x = self._along(result[0])
+            outputs.append((x, *result[1:]))
         return tuple(zip(*outputs, strict=True))
 
     def _along(self, x: Array) -> Array:
@@ -104,8 +104,8 @@ class Stack(nn.Module):
         chunk: Chunk | None,
         positions: Array | None,
     ) -> list[Attending]:
-        """What each layer's self-attention does with queries and keys, and adds to their scores."""
-        made: dict[Hashable, Attending] = {}  # Of layers that do alike.
+        """Each layer's rotation of queries and keys, and the bias on their scores."""
+        made: dict[Hashable, Attending] = {}  # Shared by layers that attend alike.
         kinds = []
         for i in range(self.depth):
             own = 0 if self.config.shared_positions else i
@@ -124,7 +124,7 @@ class Stack(nn.Module):
         return [made[kind] for kind in kinds]
 
     def _bias(self, layer: int, length: int, cache: Cache, chunk: Chunk | None) -> Array:
-        """Of queries of a chunk, padded to a length, to what is in a cache: [B, N or 1, L, T]."""
+        """The bias for a chunk's queries, padded to a length, on a cache: [B, N or 1, L, T]."""
         room, starts = cache.keys.shape[2], cache.starts
         by_distance = self._by_distance(layer, room)
         by_distance = jnp.zeros((1, room)) if by_distance is None else by_distance
@@ -135,21 +135,21 @@ class Stack(nn.Module):
         return branching_bias(by_distance, starts - chunk.begun, behind, chunk.positions, seen)
 
     def _by_distance(self, layer: int, back: int, ahead: int = 1) -> Array | None:
-        """A layer's bias of keys back - 1 positions behind to ahead - 1 ahead; None of nothing."""
-        found = None
+        """A layer's bias for keys back - 1 positions back to ahead - 1 ahead; None for no bias."""
+        bias = None
         if self.config.positions == "relative":
             shared = self.config.shared_positions
             table = self.relpos_bias if shared else self.layers[layer].relative_posemb
-            found = table.by_distance(back, ahead)
+            bias = table.by_distance(back, ahead)
         if 0 < (window := self.config.window(layer)) < back:
             distance = jnp.arange(1 - back, ahead)
-            # An encoder sees as far ahead, and one further either way.
+            # An encoder sees as far ahead as back, one position further than a decoder.
             seen = abs(distance) <= window if self.kind == "encoder" else distance > -window
-            found = masked(seen)[None] if found is None else found + masked(seen)[None]
-        return found
+            bias = masked(seen)[None] if bias is None else bias + masked(seen)[None]
+        return bias
 
     def hidden(self, after: Sequence[Array], wanted: tuple[str, ...]) -> dict[str, Array]:
-        """Those wanted of the hidden states after each layer and the last norm."""
+        """The wanted ones of the hidden states after each layer and the last norm."""
         hidden = {f"decoder/layers_{i}": x for i, x in enumerate(after)}
         if LAST in wanted:
             hidden[LAST] = self.norm.numbers(after[-1])
@@ -159,12 +159,12 @@ class Stack(nn.Module):
 def _trained(
     layer: nn.Module, x: Array, spec: Attending, source: Source | None
 ) -> tuple[Array, Array, Array]:
-    """A layer of whole texts in training, apart, for the gradient may compute it again."""
+    """Runs a layer on whole texts in training; the gradient may run this function again."""
     return layer(x, spec, True, source, None)  # pyright: ignore[reportCallIssue]
 
 
 def _rematerialised(remat: str) -> Callable[..., tuple[Array, Array, Array]] | None:
-    """`_trained`, of which the gradient computes again what `Xla.remat` says; None of nothing."""
+    """`_trained`, parts of which the gradient recomputes, by `Xla.remat`; None for no parts."""
     if remat == "none":
         return None
     kept = jax.checkpoint_policies.dots_with_no_batch_dims_saveable

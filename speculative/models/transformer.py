@@ -1,4 +1,4 @@
-"""The module of all families: an embedding and a decoder, which may read its target."""
+"""The module for all families: an embedding and a decoder, which may read its target."""
 
 import dataclasses
 from collections.abc import Callable
@@ -16,11 +16,11 @@ from speculative.models.stack import DecoderState, Stack
 from speculative.ragged import read_rows
 from speculative.types import Logits, Rows, Segments, Tokens
 
-_LOGITS = "batch", "length", "vocab"  # Their axes.
+_LOGITS = "batch", "length", "vocab"  # The axes of logits.
 
 
 class Reading(nn.Module):
-    """A hidden state of so many features, normed, projected and added to a token's embedding."""
+    """Norms and projects a hidden state, and adds it to a token's embedding."""
 
     config: Config
     backend: Xla
@@ -38,7 +38,7 @@ class Reading(nn.Module):
 
 
 class Transformer(nn.Module):
-    """An embedding and a decoder; a family adds how texts begin.
+    """An embedding and a decoder; subclasses add `start`.
 
     With `Reads.target_layers`, each token is read with a hidden state of the position before it:
     the target's or, where it is not known yet, this decoder's own. Before the first token both are
@@ -46,10 +46,10 @@ class Transformer(nn.Module):
     """
 
     config: Config
-    backend: Xla = Xla()  # What computes with the parameters.
+    backend: Xla = Xla()  # Computes with the parameters.
 
     def declare(self, deviation: float, layer: Callable[..., nn.Module]) -> None:
-        """Declares all; `deviation` is the embedding's initial one, `layer` is `Stack.layer`."""
+        """Declares all; `deviation` is the initial embedding's, `layer` is `Stack.layer`."""
         config, init = self.config, nn.initializers.normal(deviation)
         self.token_embedder = nn.Embed(config.vocab_size, config.emb_dim, embedding_init=init)
         embeds = not config.shared_embedding
@@ -68,7 +68,7 @@ class Transformer(nn.Module):
         layers: tuple[str, ...],
         read: Callable[[Array], Array] = lambda x: x,
     ) -> Extended:
-        """A chunk; see `interface.Model.extend`. `read` may add to its embedding [B, L, D]."""
+        """See `interface.Model.extend`; `read` may add to the chunk's embedding [B, L, D]."""
         length = chunk.tokens.shape[1]
         starts = state.lengths if state.prompt is None else state.prompt + state.lengths
         positions = (starts - chunk.begun)[:, None] + chunk.behind
@@ -77,8 +77,8 @@ class Transformer(nn.Module):
         sources = [Source(*cross, bias) for cross in state.cross if bias is not None]
         both = zip(state.keys, state.values, strict=True)
         caches = [Cache(keys, values, starts, length) for keys, values in both]
-        given = {"sources": sources, "caches": caches, "chunk": chunk, "positions": positions}
-        after, keys, values = self.decoder(x, **given)
+        inputs = {"sources": sources, "caches": caches, "chunk": chunk, "positions": positions}
+        after, keys, values = self.decoder(x, **inputs)
         lengths = state.lengths + length
         state = dataclasses.replace(state, lengths=lengths, keys=keys, values=values)
         x = after[-1] if at is None else self._filled(read_rows(after[-1], at, 1))
@@ -87,7 +87,7 @@ class Transformer(nn.Module):
         return Extended(logits, state, self.decoder.hidden(after, layers))
 
     def _filled(self, x: Array) -> Array:
-        """A chunk [B, L, D] with as many positions, the others 0, as the backend computes best."""
+        """A chunk [B, L, D], padded with 0 to as many positions as the backend computes best."""
         batch, length, _ = x.shape
         width = self.backend.width(batch, length)
         return jnp.pad(x, ((0, 0), (0, width - length), (0, 0))) if width > length else x
@@ -97,18 +97,18 @@ class Transformer(nn.Module):
         return look_up(table.embedding, tokens).astype(self.config.dtype)
 
     def embed(self, tokens: Tokens, positions: Array | None = None) -> Array:
-        """The decoder's tokens [B, L], with learned positions [B or 1, L] if any: [B, L, D]."""
+        """Embeds decoder tokens [B, L], with learned positions [B or 1, L] if any: [B, L, D]."""
         of_decoder = self if self.config.shared_embedding else self.decoder
         x = self.embedded(of_decoder.token_embedder, tokens)
         if self.config.positions != "learned" or positions is None:
             return x
-        # A last step may guess beyond the last position, and prompts are filled up beyond it;
+        # A last step may guess beyond the last position, and prompts are padded beyond it;
         # unclipped, such keys would be NaN.
         positions = jnp.minimum(positions, self.config.max_positions - 1)
         return x + look_up(self.decoder.position_embedder.embedding, positions).astype(x.dtype)
 
     def logits(self, x: Array, norm: Norm | None = None) -> Logits:
-        """[B, L, V] float32 of x [B, L, D], normed first where a norm is given."""
+        """Float32 logits [B, L, V] of x [B, L, D], normed first if a norm is given."""
         logits, cap = self._products(x, norm), self.config.logits_cap
         return self.backend.along(cap * jnp.tanh(logits / cap) if cap else logits, *_LOGITS)
 
@@ -126,20 +126,20 @@ class Transformer(nn.Module):
     def read_on(
         self, state: DecoderState, chunk: Chunk, hidden: Array | None, own: Array | None
     ) -> tuple[Logits, DecoderState, Array]:
-        """A chunk with hidden states of the positions before its tokens; see `FlaxModel`."""
+        """See `FlaxModel.read_on`: a chunk is read with hidden states of the positions before."""
         before, reads = (own, self.reads_itself) if hidden is None else (hidden, self.reads_target)
         assert before is not None, "a token is read with a hidden state"
         last = f"decoder/layers_{self.config.decoder_layers - 1}"
-        logits, state, found = self.extend(state, chunk, None, (last,), lambda x: reads(before, x))
-        return logits, state, found[last]
+        logits, state, after = self.extend(state, chunk, None, (last,), lambda x: reads(before, x))
+        return logits, state, after[last]
 
     def unroll(
         self, tokens: Tokens, segments: Segments, encoded: Array, hidden: Array, guesses: int
     ) -> list[Logits]:
         """Teacher-forced logits [B, L, V] of each guess of a step, as the draft will compute them.
 
-        Those of guess k at position l know the target's hidden states [B, L, F] of positions before
-        l - k; for the k positions after these there are the draft's own, of guesses 0 to k - 1.
+        Guess k at position l knows the target's hidden states [B, L, F] of positions before l - k;
+        for the k positions after these it knows the draft's own, from guesses 0 to k - 1.
         (The training-time test of EAGLE-3, Li et al. 2025, arXiv 2503.01840, section 3.2.)
         """
         target = jnp.ones_like(tokens) if segments is None else segments[1]
@@ -152,7 +152,7 @@ class Transformer(nn.Module):
         logits = [self.logits(after[-1], self.decoder.norm.numbers)]
         for k in range(1, guesses):
             x = self.reads_itself(shifted(after[-1], target), embedded)
-            # Keys of guess j, of the one position that it was made for; before, those of guess 0.
+            # Queries see guess 0's keys up to k positions back, then one key of each later guess.
             seen = [back >= k, *(back == k - j for j in range(1, k + 1))]
             mask = jnp.concatenate([same_segment(target, target, s) for s in seen], axis=-1)
             starts = jnp.full(len(tokens), k * length)
@@ -165,5 +165,5 @@ class Transformer(nn.Module):
         return logits
 
     def sources(self, encoded: Array, segments: Segments, tokens: Tokens) -> list[Source]:
-        """What whole texts attend to beside themselves; a family may have something."""
+        """The sources that whole texts attend to, in addition to themselves; by default none."""
         return []

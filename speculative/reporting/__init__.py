@@ -1,1 +1,1 @@
-"""What people look at: tables, the HTML page, plots, the paper's figures, traces."""
+"""Output for people: tables, the HTML page, plots, the paper's figures, traces."""

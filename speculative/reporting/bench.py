@@ -1,4 +1,4 @@
-"""The bench of a pair, printed and drawn."""
+"""Prints and plots the benchmark of a pair."""
 
 import pathlib
 
@@ -12,7 +12,7 @@ from speculative.studies.bench import Batches, Bench
 
 
 def write(found: Bench | Batches, record: pathlib.Path, image: pathlib.Path) -> None:
-    """Writes what was measured beside its plot, and prints it, whatever becomes of the plot."""
+    """Writes measurements and their plot, and prints them even if the plot fails."""
     disk.write(record, found.to_json() + "\n")
     try:
         with disk.written(image) as part:
@@ -23,11 +23,11 @@ def write(found: Bench | Batches, record: pathlib.Path, image: pathlib.Path) -> 
 
 
 def show_batches(found: Batches, console: Console = CONSOLE) -> None:
-    """Prints tokens a second over batch size, both ways, and the speed-up."""
+    """Prints tokens per second by batch size, both ways, and the speed-up."""
     config = found.config
     console.print(
         f"{config.target} with {config.draft}, T = {config.temperature}, on "
-        f"{environment.device()}: {found.texts} texts, {found.tokens_per_call:.2f} tokens a call."
+        f"{environment.device()}: {found.texts} texts, {found.tokens_per_call:.2f} tokens per call."
     )
     one = found.batches[0]
     columns = (
@@ -42,11 +42,11 @@ def show_batches(found: Batches, console: Console = CONSOLE) -> None:
 
 
 def show(found: Bench, console: Console = CONSOLE) -> None:
-    """Prints what was measured, as tables."""
+    """Prints the measurements as tables."""
     config, costs = found.config, found.costs
     console.print(
         f"{config.target} with {config.draft}, {found.model.precision}, on "
-        f"{environment.device()}: a streaming read takes {found.bandwidth / 1e9:.1f} GB/s."
+        f"{environment.device()}: a streaming read reaches {found.bandwidth / 1e9:.1f} GB/s."
     )
     passes = [
         (
@@ -71,7 +71,7 @@ def show(found: Bench, console: Console = CONSOLE) -> None:
         Column("c", lambda gamma: thousandths(costs.c(gamma))),
         Column("v", lambda gamma: f"{costs.verify_cost(gamma):.2f}"),
         Column("ms to verify", lambda gamma: f"{costs.ms_verify[gamma]:.3f}"),
-        Column("ms a guess", lambda gamma: thousandths(costs.ms_draft_step(gamma))),
+        Column("ms per guess", lambda gamma: thousandths(costs.ms_draft_step(gamma))),
     )
     step = f"{costs.ms_target_step:.3f}"
     console.print(f"\nSteps from an empty cache; the target alone takes {step} ms:")
@@ -83,9 +83,9 @@ def show(found: Bench, console: Console = CONSOLE) -> None:
 
 
 def plot(found: Bench | Batches) -> Figure:
-    """Time over positions of a target pass, above the floor that reading sets.
+    """Plots a target pass's time over its positions, above the floor that reading sets.
 
-    Of batches, tokens a second over their sizes, both ways.
+    For batches, it plots tokens per second over their sizes, both ways.
     """
     figure = Figure(figsize=(6.5, 4), layout="constrained")
     axes, config, device = figure.subplots(), found.config, environment.device()
@@ -104,7 +104,7 @@ def plot(found: Bench | Batches) -> Figure:
             rates = [found.rate(batch, way) for batch in found.batches]
             axes.plot(sizes, rates, "o-", color=color, label=name)
         title = f"{config.target} with {config.draft}, {device}"
-        axes.set(xlabel="batch size", ylabel="tokens a second")
+        axes.set(xlabel="batch size", ylabel="tokens per second")
     axes.set_title(title, parse_math=False)
     axes.set_xscale("log", base=2)
     axes.set_xticks(sizes, [str(size) for size in sizes], minor=False)

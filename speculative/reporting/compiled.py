@@ -1,4 +1,4 @@
-"""What the TPU's compiler made of rows, printed."""
+"""Prints TPU compiler estimates of rows."""
 
 from collections.abc import Callable, Sequence
 
@@ -11,7 +11,7 @@ from speculative.studies.compiled_training import TrainingEstimate
 
 
 def _ratio(name: str, over: str) -> Callable[[Estimate], str]:
-    """A time, and how many times another it is."""
+    """The cell of a time and its ratio to another time."""
 
     def cell(one: Estimate) -> str:
         value, other = getattr(one, name), getattr(one, over)
@@ -21,7 +21,7 @@ def _ratio(name: str, over: str) -> Callable[[Estimate], str]:
 
 
 def _assumed(alpha: str) -> Callable[[Estimate], str]:
-    """The speed-up at an alpha, and the gamma of it."""
+    """The cell of the speed-up at an alpha and its gamma."""
 
     def cell(one: Estimate) -> str:
         gamma, speedup = one.speedups_by_alpha.get(alpha, (0, 0.0))
@@ -32,17 +32,19 @@ def _assumed(alpha: str) -> Callable[[Estimate], str]:
 
 MEMORY = (
     ROW,
-    Column("needs", lambda one: f"{one.hbm_bytes_per_chip / GIB:.1f} GiB", "of a chip's memory"),
+    Column("needs", lambda one: f"{one.hbm_bytes_per_chip / GIB:.1f} GiB", "memory per chip"),
     Column(
         "beside weights",
         lambda one: f"{(one.hbm_bytes_per_chip - one.hbm_weights) / GIB:.2f} GiB",
-        "of that, what the most demanding program adds: caches, activations, code",
+        "the part that the most demanding program adds: caches, activations, code",
     ),
     Column("may use", lambda one: f"{one.hbm_limit / GIB:.1f} GiB", "the chip's memory"),
     Column("fits", lambda one: "yes" if one.fits else "NO"),
-    Column("copies", field("weight_copies"), "of kernels in decoding loops and streamed steps"),
+    Column(
+        "copies", field("weight_copies"), "copies of kernels in decoding loops and streamed steps"
+    ),
     Column("elsewhere", field("weight_copies_elsewhere"), "copies of kernels elsewhere, each once"),
-    Column("compiled", field("seconds_to_compile", ".0f"), "seconds of all programs"),
+    Column("compiled", field("seconds_to_compile", ".0f"), "seconds for all programs"),
 )
 MESH = (
     ROW,
@@ -50,40 +52,42 @@ MESH = (
     Column(
         "take",
         field("ms_collectives", ".2f"),
-        "ms of them, by hops and links; copies of kernels go on meanwhile",
+        "ms of these exchanges, by hops and links; kernels are copied meanwhile",
     ),
-    Column("KiB", lambda one: f"{one.collective_bytes / 2**10:,.0f}", "of arrays exchanged"),
-    Column("gathers", field("weight_gathers"), "of weights in decoding loops"),
+    Column(
+        "KiB", lambda one: f"{one.collective_bytes / 2**10:,.0f}", "size of the exchanged arrays"
+    ),
+    Column("gathers", field("weight_gathers"), "gathers of weights in decoding loops"),
     Column(
         "over one chip",
         _ratio("ms_target_step_one_chip", "ms_target_step"),
-        "ms of an autoregressive step on one chip, if the target fits (over that of the mesh)",
+        "ms of an autoregressive step on one chip, if the target fits (over that on the mesh)",
     ),
     Column(
         "guess, shared",
         _ratio("ms_draft_step_shared", "ms_draft_step"),
-        "ms of a guess of a draft that chips share (over that of one that each has): below 1, give "
-        "--draft_mesh",
+        "ms of a guess of a draft that chips share (over that of one that each holds): below 1, "
+        "give --draft_mesh",
     ),
 )
 STEPS = (
     ROW,
-    Column("γ", field("gamma"), "guesses a step, or the depth of a tree"),
-    Column("tree", field("tree"), "guesses of a tree; 0 is a chain"),
+    Column("γ", field("gamma"), "guesses per step, or the depth of a tree"),
+    Column("tree", field("tree"), "guesses in a tree; 0 is a chain"),
     Column(
         "step",
         _ratio("ms_target_step", "ms_target_step_floor"),
-        "ms of an autoregressive step in its loop (times the reading of weights and caches)",
+        "ms of an autoregressive step in its loop (over that of reading weights and caches)",
     ),
     Column(
         "verify",
         _ratio("ms_verify", "ms_target_step"),
-        "ms of a pass over all guesses and of verification (v, times an autoregressive step)",
+        "ms of a pass over all guesses and of verification (v, over an autoregressive step)",
     ),
     Column(
         "guess",
         _ratio("ms_draft_step", "ms_draft_step_floor"),
-        "ms of a guess of the draft, or a tree's level (times reading its weights and caches)",
+        "ms of a guess of the draft, or a tree's level (over reading its weights and caches)",
     ),
     Column("c", field("c", ".4f"), "time of a guess over that of an autoregressive step"),
     Column(
@@ -93,18 +97,18 @@ STEPS = (
 )
 SPEED = (
     ROW,
-    Column("α", field("alpha", ".2f"), "assumed: the paper's, or the one given"),
+    Column("α", field("alpha", ".2f"), "assumed: the paper's, or the one requested"),
     Column(
         "predicted",
         field("speedup_predicted", ".2f"),
-        "speed-up from these costs, at γ; of trees with the shipped pair's acceptance by rank",
+        "speed-up from these costs, at γ; for trees, with the bundled pair's acceptance by rank",
     ),
     Column(
         "best",
         lambda x: f"{x.best_speedup_predicted:.2f} ({x.best_gamma})" if x.best_gamma else "–",
-        "speed-up at the γ in parentheses, the best",
+        "speed-up at the best γ, in parentheses",
     ),
-    Column("ms a token", field("ms_per_token_predicted", ".2f"), "predicted, at γ"),
+    Column("ms per token", field("ms_per_token_predicted", ".2f"), "predicted, at γ"),
     Column("paper", field("paper_speedup", ".1f"), "measured by the paper"),
 )
 
@@ -122,24 +126,24 @@ ASSUMED = (
 
 TRAINING = (
     Column("mesh", field("mesh")),
-    Column("needs", lambda one: f"{one.hbm_bytes_per_chip / GIB:.1f} GiB", "of a chip's memory"),
+    Column("needs", lambda one: f"{one.hbm_bytes_per_chip / GIB:.1f} GiB", "memory per chip"),
     Column("fits", lambda one: "yes" if one.fits else "NO"),
-    Column("step", field("ms_step", ",.0f"), "ms, by the estimate"),
+    Column("step", field("ms_step", ",.0f"), "estimated ms"),
     Column(
         "of peak",
         lambda one: "–" if one.share_of_peak is None else f"{one.share_of_peak:.0%}",
-        "operations that a step needs, over those of the chips' published peak in bfloat16",
+        "operations that a step needs, over the chips' published peak in bfloat16",
     ),
     Column(
         "exchanging",
         field("ms_collectives", ",.0f"),
-        "ms of what chips exchange in a step; some of it goes on beside products",
+        "ms of exchanges between chips in a step; some overlap with products",
     ),
-    Column("hours", field("hours", ",.1f"), "of all steps"),
+    Column("hours", field("hours", ",.1f"), "time of all steps"),
     Column("chip-hours", field("chip_hours", ",.0f")),
 )
 
-HEAVY = 0.05  # The time of a guess over a step's from which it decides how many pay.
+HEAVY = 0.05  # The ratio of a guess's time to a step's at which it starts to limit how many pay.
 
 
 def show(found: Sequence[Estimate], console: Console = CONSOLE) -> None:
@@ -179,14 +183,14 @@ def show_training(found: Sequence[TrainingEstimate], console: Console = CONSOLE)
 
 
 def _advice(one: Estimate) -> str | None:
-    """What would suit a row on a mesh better, where a guess weighs much."""
+    """Advice for a row on a mesh in which a guess takes a large share of a step."""
     if one.mesh is None or one.c is None or one.ms_draft_step is None or one.c < HEAVY:
         return None
-    said = f"{one.experiment}: on {one.mesh} a guess takes {one.c:.0%} of a step. "
+    text = f"{one.experiment}: on {one.mesh} a guess takes {one.c:.0%} of a step. "
     shared = one.ms_draft_step_shared
     if shared is not None and shared < one.ms_draft_step:
-        return f"{said}Shared by the chips it takes {shared:.2f} ms (--draft_mesh={one.mesh})."
+        return f"{text}Shared by the chips, it takes {shared:.2f} ms (--draft_mesh={one.mesh})."
     best = f" (γ = {one.best_gamma} is the best of these)" if one.best_gamma else ""
     return (
-        f"{said}Fewer guesses{best}, a tree of less depth or a draft of fewer layers suit better."
+        f"{text}Fewer guesses{best}, a shallower tree or a draft of fewer layers would suit better."
     )

@@ -1,6 +1,6 @@
 """Results as one HTML page, which needs no script, no network and no other file.
 
-Pages are well-formed XML too, and the same records give the same bytes.
+Pages are also well-formed XML, and the same records give the same bytes.
 """
 
 import io
@@ -17,27 +17,28 @@ from absl import logging
 from matplotlib.figure import Figure
 
 from speculative import disk
-from speculative.reporting import plots, tables
+from speculative.reporting import plots, tables, traces
 from speculative.reporting.tables import Column
 from speculative.rows import kept, records
 from speculative.rows.config import read_row
 from speculative.rows.run import merged
 
 CAPTIONS = {
-    "figure_2": "Figure 2: tokens per target pass over the acceptance rate α. Lines are Eq. 1, "
-    "markers what was measured.",
+    "figure_2": "Figure 2: tokens per target pass over the acceptance rate α. Lines show "
+    "Eq. 1, markers measurements.",
     "figure_4": "Figure 4: the speed-up (Theorem 3.8) and the growth of operations (Theorem "
     "3.11) over α, for a free draft. Markers are measured speed-ups, which bear their own c and v.",
-    "acceptance": "Acceptance by position in a step, beside αⁱ, what it would be with one rate for "
-    "all guesses; and by place in the text.",
+    "acceptance": "Acceptance by position in a step, with αⁱ dashed, the value for one rate of all "
+    "guesses; and by place in the text.",
 }
-"""Of the figures, the paper's first."""
+"""Captions of the figures, the paper's first."""
 
-SAMPLES = 3  # Outputs that are shown of a row.
+SAMPLES = 3  # Outputs shown per row.
+RACES, RACE_SECONDS = 2, 8.0  # Races per page, and how long autoregressive decoding takes in one.
 
 
 class _Line(NamedTuple):
-    """A line of a table: the name of the lines around it, its own, and what its cells are of."""
+    """A line of a table: the name of its group, its own name, and the object its cells show."""
 
     group: str
     name: str
@@ -45,17 +46,17 @@ class _Line(NamedTuple):
 
 
 class _Row(NamedTuple):
-    """What the page shows of a row, what it calls it, and what it calls the rows around it."""
+    """A row's record and examples, with the names that the page gives it and its group."""
 
     group: str
     name: str
-    title: str  # What tells it from all other rows.
+    title: str  # Unique among all rows.
     record: records.Record
     examples: list[kept.Example]
 
     @property
     def line(self) -> _Line:
-        """Of its record."""
+        """The table line of its record."""
         return _Line(self.group, self.name, self.record)
 
 
@@ -69,6 +70,7 @@ def write(folders: Sequence[pathlib.Path], output: pathlib.Path) -> None:
     """
     rows = [row for folder in folders for row in _rows(folder, len(folders) > 1)]
     sections = {
+        "Race": [part for folder in folders for part in _races(folder)],
         **_tables(rows),
         "Figures": _figures(rows),
         "Samples": _samples(rows),
@@ -83,13 +85,13 @@ def write(folders: Sequence[pathlib.Path], output: pathlib.Path) -> None:
 
 
 def _rows(folder: pathlib.Path, several: bool) -> list[_Row]:
-    """The rows of a folder; where there are several, their groups tell which they are of."""
+    """The rows of a folder; with several folders, group names include the folder's."""
     if not folder.is_dir():
         raise ValueError(f"There is no folder {folder}; give one that holds a records.jsonl.")
     rows = []
     for record in _records(folder):
         group, _, name = record.experiment.rpartition("/")
-        if not group:  # The row is of no gin file, and may share its name with others.
+        if not group:  # The row has no gin file, and may share its name with others.
             name = f"{record.task}, T\N{NO-BREAK SPACE}=\N{NO-BREAK SPACE}{record.temperature:g}"
         if several:
             group = f"{folder}: {group}" if group else str(folder)
@@ -104,7 +106,7 @@ def _rows(folder: pathlib.Path, several: bool) -> list[_Row]:
 
 
 def _records(folder: pathlib.Path) -> list[records.Record]:
-    """The records of a folder; of rows that only workers have, merged from theirs."""
+    """The records of a folder; rows that only workers have are merged from theirs."""
     found = records.read(folder / "records.jsonl")
     done, of_rows = {record.experiment for record in found}, dict[str, list[records.Record]]()
     for record in records.of_workers(folder):
@@ -117,7 +119,7 @@ def _records(folder: pathlib.Path) -> list[records.Record]:
 
 
 def _tables(rows: Sequence[_Row]) -> dict[str, list[str]]:
-    """What was measured, by sections of the page."""
+    """The tables of measurements, by sections of the page."""
     found = tables.parts([row.record for row in rows])
     columns = (*found.pop("Acceptance")[0], *found.pop("Speed")[0])
     drawn = {
@@ -144,9 +146,52 @@ def _tables(rows: Sequence[_Row]) -> dict[str, list[str]]:
     return {"Speed": [*speed, *drawn.values()], "Categories": by_category, "Outputs": outputs}
 
 
+def _races(folder: pathlib.Path) -> list[str]:
+    """The first texts of `traces.jsonl`, replayed in both ways of decoding, at their own speeds."""
+    by_name, parts = {record.experiment: record for record in _records(folder)}, []
+    for experiment, trace in traces.read(folder)[:RACES]:
+        if (record := by_name.get(experiment)) is None:
+            continue
+        pieces, steps = trace.pieces, trace.steps
+        per_step = record.ms_per_token_speculative * len(pieces) / len(steps)
+        slower = 1e3 * RACE_SECONDS / (record.ms_per_token_autoregressive * len(pieces))
+        lanes = {
+            f"autoregressive: {len(pieces)} target calls": [
+                _shown_at(slower * record.ms_per_token_autoregressive * i, "", piece)
+                for i, piece in enumerate(pieces, 1)
+            ],
+            f"speculative: {len(steps)} target calls": [
+                _shown_at(slower * per_step * i, accepted, corrected)
+                for i, (accepted, corrected) in enumerate(steps, 1)
+            ],
+        }
+        halves = "".join(
+            f"<div><h4>{head}</h4><p>{''.join(spans)}</p></div>" for head, spans in lanes.items()
+        )
+        parts.append(
+            f"<h3>{_text(experiment)}</h3><p>{_text(trace.source)}</p>"
+            f'<div class="race"><label><input type="checkbox"/> replay, {slower:.0f} times slower '
+            f'than measured (uncheck and check to start again)</label><div class="lanes">{halves}'
+            "</div></div>"
+        )
+    if parts:
+        note = (
+            "Each target call adds its tokens at once: accepted guesses, then the target's own "
+            "token. The autoregressive side shows the same text, one token per call."
+        )
+        parts.insert(0, f"<p>{_text(note)}</p>")
+    return parts
+
+
+def _shown_at(ms: float, accepted: str, own: str) -> str:
+    """A target call's text, which appears after so many milliseconds."""
+    guesses = f"<i>{_text(accepted)}</i>" if accepted else ""
+    return f'<span style="animation-delay:{ms:.0f}ms">{guesses}<b>{_text(own)}</b></span>'
+
+
 def _figures(rows: Sequence[_Row]) -> list[str]:
     """Figures 2 and 4, with all rows laid over, and where guesses were accepted."""
-    shown = [row.record for row in rows if not row.record.tree]  # Of Equation 1, a chain's.
+    shown = [row.record for row in rows if not row.record.tree]  # Equation 1 describes chains.
     figures: dict[str, Callable[[], Figure]] = {}
     if shown:
         figures["figure_2"] = lambda: plots.figure_2(shown)
@@ -166,7 +211,7 @@ def _figure(name: str, draw: Callable[[], Figure]) -> str:
     caption = _text(CAPTIONS[name])
     try:
         drawn = _svg(name, draw())
-    except Exception as error:  # What took hours to measure is not lost to a picture of it.
+    except Exception as error:  # A failed picture must not lose hours of measurements.
         logging.warning("%s could not be drawn: %r", name, error)
         return f"<p>{caption} It could not be drawn: {_text(repr(error))}</p>"
     drawn = f'<svg role="img" aria-label="{caption}"{drawn}'
@@ -174,11 +219,11 @@ def _figure(name: str, draw: Callable[[], Figure]) -> str:
 
 
 def _svg(name: str, figure: Figure) -> str:
-    """What follows `<svg`."""
+    """The figure's SVG after `<svg`."""
     file = io.StringIO()
     nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-    # Without the salt, ids would be others each time. Texts stay texts, for which the browser has
-    # fonts where Matplotlib has none.
+    # Without the salt, ids would change each time. Text stays text, because the browser has fonts
+    # that Matplotlib lacks.
     settings = matplotlib.rc_context({"svg.hashsalt": name, "svg.fonttype": "none"})
     with settings, warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing from font")
@@ -225,7 +270,7 @@ def _sample(example: kept.Example, record: records.Record) -> str:
 
 
 def _environment(rows: Sequence[_Row]) -> list[str]:
-    """Where and with what rows were measured."""
+    """The machine, versions and settings of the rows."""
     names = ("num_examples", *tables.ENVIRONMENT)
     names = [name for name in names if any(getattr(row.record, name) is not None for row in rows)]
     columns = [Column(name.replace("_", " "), tables.field(name)) for name in names]
@@ -234,7 +279,7 @@ def _environment(rows: Sequence[_Row]) -> list[str]:
     parts = [_pairs(shared.items())] * bool(shared)
     if own := [column for column in columns if column.head not in shared]:
         table = _table("Where it was measured", own, [row.line for row in rows])
-        # On paper, numbers stay whole; names, which may be whole paths, break where they must.
+        # In print, numbers stay whole; names, which may be long paths, break where they must.
         parts.append(f'<div class="words">{table}</div>')
     for row in rows:
         head = f"<details><summary>Configuration of {_text(row.title)}</summary>"
@@ -243,9 +288,9 @@ def _environment(rows: Sequence[_Row]) -> list[str]:
 
 
 def _table(caption: str, columns: Sequence[Column], rows: Sequence[_Line]) -> str:
-    """A table whose rows stand under the names of their groups, and what its columns mean.
+    """A table whose rows stand under the names of their groups, and the meanings of its columns.
 
-    It may be wider than the page and scrolls by itself, with the keyboard too.
+    It may be wider than the page, and then scrolls, also with the keyboard.
     """
     heads, caption = ["row", *(column.head for column in columns)], _text(caption)
     box = f'<div class="box" role="region" tabindex="0" aria-label="{caption}">'
@@ -266,13 +311,13 @@ def _table(caption: str, columns: Sequence[Column], rows: Sequence[_Line]) -> st
 
 
 def _pairs(pairs: Iterable[tuple[str, str]]) -> str:
-    """Terms, if any, and what is to say of each, in as many columns as there is room for."""
+    """Terms and their explanations, in as many columns as fit; empty without terms."""
     parts = [f"<div><dt>{_text(term)}</dt> <dd>{_text(said)}</dd></div>" for term, said in pairs]
     return '\n<dl class="pairs">{}</dl>'.format("\n".join(parts)) if parts else ""
 
 
 def _name(name: str) -> str:
-    """A name as HTML, which may go on in another line after a slash or an underscore."""
+    """A name as HTML, which may break after a slash or an underscore."""
     return re.sub("([/_])", r"\1<wbr/>", _text(name))
 
 
@@ -282,9 +327,9 @@ def _text(text: str) -> str:
 
 
 def _printable(text: str) -> str:
-    """Text without what XML has no place for: control characters, which a model may emit.
+    """Text without characters that XML forbids: control characters, which a model may emit.
 
-    Nor are there halves of characters, as names have them that are not in the system's encoding.
+    Lone surrogates, which names outside the system's encoding contain, are replaced too.
     """
     never = r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff\ufffe\uffff]"
     return re.sub(never, "\N{REPLACEMENT CHARACTER}", text)

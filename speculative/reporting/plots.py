@@ -1,8 +1,8 @@
-"""The paper's Figures 2 and 4, from theory, with what was measured laid over.
+"""The paper's Figures 2 and 4: curves of the theory with measurements on top.
 
-Theory is in colour, darker for the smaller parameter, and named at its lines; what was measured
-is black, with its 95% intervals. Figures do without pyplot, so that none is shown or kept and no
-display is needed: `figure_2([]).savefig("figure_2.png")`.
+Theory is in colour, darker for the smaller parameter, and named at its lines; measurements are
+black, with their 95% intervals. Figures avoid pyplot, so that none is shown or kept and no display
+is needed: `figure_2([]).savefig("figure_2.png")`.
 """
 
 import functools
@@ -19,13 +19,14 @@ from matplotlib.typing import ColorType
 from speculative import theory
 from speculative.rows.records import Record
 
-# Of their lines, in addition to those that were measured.
+# Parameters of the lines, in addition to those measured.
 GAMMAS = (1, 3, 5, 7, 10)
 ALPHAS = np.linspace(0, 1, 401)
 MARKERS = "osD^v<>p*h"
-PLACES, FEWEST_TOKENS = 8, 20  # Of `acceptance`.
-LINE = 0.21  # Of its legend, in inches.
-LEGEND: dict[str, Any] = {"loc": "outside upper left", "ncols": 3, "frameon": False}
+PLACES, FEWEST_TOKENS = 8, 20  # For `acceptance`.
+LINE = 0.21  # Height of a line of its legend, in inches.
+COLUMNS = 2
+LEGEND: dict[str, Any] = {"loc": "outside upper left", "ncols": COLUMNS, "frameon": False}
 
 
 def figure_2(records: Sequence[Record]) -> Figure:
@@ -41,9 +42,9 @@ def figure_2(records: Sequence[Record]) -> Figure:
 
 
 def figure_4(records: Sequence[Record]) -> Figure:
-    """What alpha is worth in time (Theorem 3.8), and what it costs in operations (Theorem 3.11).
+    """The speed-up (Theorem 3.8) and the growth of operations (Theorem 3.11) over alpha.
 
-    Both are factors over autoregressive decoding with a free draft, as in Table 1, and v = 1. The
+    Both are factors over autoregressive decoding with a free draft and v = 1, as in Table 1. The
     `speedup` of a measured row has its own c and v: it should lie below the line of its gamma.
     """
     figure, (upper, lower) = _panels(2, 1)
@@ -63,11 +64,11 @@ def figure_4(records: Sequence[Record]) -> Figure:
 def acceptance(rows: Mapping[str, tuple[Record, Sequence[Sequence[float]]]]) -> Figure:
     """Acceptance by position in a step and by place in the text, of named rows.
 
-    On the left, the share of steps in which at least 1, .. gamma guesses were accepted, and dashed
-    alpha^i, as if one rate were that of all guesses of a chain. On the right, the mean of beta
+    Above, the share of steps in which at least 1, .. gamma guesses were accepted, and dashed
+    alpha^i, as if one rate were that of all guesses of a chain. Below, the mean of beta
     [length] of the examples, `PLACES` tokens a point, as far as there are `FEWEST_TOKENS` to one.
     """
-    figure, (steps, places) = _panels(1, 2)
+    figure, (steps, places) = _panels(2, 1)
     for (name, (record, betas)), color in zip(rows.items(), _colors(len(rows)), strict=True):
         positions = np.arange(1, record.gamma + 1)
         shares = np.array(record.accepted_by_position) / record.num_target_calls
@@ -89,11 +90,11 @@ def acceptance(rows: Mapping[str, tuple[Record, Sequence[Sequence[float]]]]) -> 
     places.set_xlim(0, longest + 1)
     rates = steps.plot([], [], "--", color="dimgrey", linewidth=1)
     shown, names = [*steps.lines[:-1:2], *rates], [*rows, "αⁱ: one rate for all"]
-    # Matplotlib would read what is between $ as mathematics, and leave out what begins with _.
+    # Matplotlib would typeset text between $ as mathematics, and omit names that begin with _.
     legend = figure.legend(shown, ["name"] * len(names), **LEGEND)
     for text, name in zip(legend.get_texts(), names, strict=True):
         text.set(text=name, parse_math=False)
-    figure.set_figheight(figure.get_figheight() + LINE * (len(rows) // 3))
+    figure.set_figheight(figure.get_figheight() + LINE * (len(names) // COLUMNS))
     return figure
 
 

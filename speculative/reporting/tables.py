@@ -14,7 +14,7 @@ from speculative.studies.tune import Tuning
 
 
 def console(file: IO[str] | None = None, width: int | None = None) -> Console:
-    """Standard output or a file, where names are printed as they are, [ and : included."""
+    """A console for standard output or a file, which prints names as they are, even [ and :."""
     return Console(file=file, width=width, highlight=False, markup=False, emoji=False)
 
 
@@ -22,7 +22,7 @@ CONSOLE = console()  # Standard output.
 
 
 class Column(NamedTuple):
-    """A column of a table: its head, the text of a row's cell, and what it means."""
+    """A column of a table: its head, the text of a row's cell, and its meaning."""
 
     head: str
     cell: Callable[[Any], str]
@@ -39,13 +39,13 @@ def field(name: str, spec: str = "", unit: float | None = None) -> Callable[[Any
     return cell
 
 
-# Examples that a 95% interval needs. The range of fewer values misses the median of what they are
-# drawn from more than once in 20 times, and a bootstrap draws from no wider range.
+# Examples that a 95% interval needs. The range of fewer values misses the median of their
+# distribution more than once in 20 times, and a bootstrap draws from no wider range.
 FEWEST = 6
 
 
 def thousandths(value: float) -> str:
-    """Three digits of a time or ratio; one that they, or the noise of timing, hide is not 0."""
+    """A time or ratio with three decimals; one hidden by them or by timing noise is not 0."""
     return "<0.001" if value < 0.0005 else f"{value:.3f}"
 
 
@@ -72,7 +72,7 @@ def _row_name(record: Record) -> str:
 
 THEORY = (  # Table 1, computed and as printed.
     Column("α", field("alpha", ".1f"), "acceptance rate"),
-    Column("γ", field("gamma"), "guesses a step"),
+    Column("γ", field("gamma"), "guesses per step"),
     Column("operations", _draft_free(theory.operations), "growth by Theorem 3.11, draft free"),
     Column("paper", field("operations", ".2f"), "the same, as printed"),
     Column("speed-up", _draft_free(theory.speedup), "by Theorem 3.8, draft free"),
@@ -83,24 +83,24 @@ ROW = Column("row", _row_name)
 
 ACCEPTANCE = (
     Column("l", field("lenience", "g"), "lenience; below 1 outputs are not the target's own"),
-    Column("γ", field("gamma"), "guesses a step, or the depth of a tree"),
-    Column("tree", field("tree"), "guesses of a tree; 0 is a chain"),
+    Column("γ", field("gamma"), "guesses per step, or the depth of a tree"),
+    Column("tree", field("tree"), "guesses in a tree; 0 is a chain"),
     Column(
         "α",
         field("alpha", ".2f"),
-        "acceptance rate on the target's own text; of trees, of the likeliest guesses",
+        "acceptance rate on the target's own text; for trees, of the likeliest guesses",
     ),
     Column("α 95%", _interval("alpha"), "its interval over the examples"),
     Column("paper", field("paper_alpha", ".2f"), "the paper's α"),
     Column(
         "accepted",
         field("alpha_accepted", ".2f"),
-        "guesses accepted over guesses tested, of trees once a level",
+        "guesses accepted over guesses tested, for trees once per level",
     ),
     Column("accepted 95%", _interval("alpha_accepted"), "its interval over the examples"),
     Column("c", lambda record: thousandths(record.c), "time of a guess over that of a target step"),
     Column("v", field("verify_cost", ".2f"), "time of verifying over that of a target step"),
-    Column("per call", field("tokens_per_call", ".2f"), "tokens that a target pass yielded"),
+    Column("per call", field("tokens_per_call", ".2f"), "tokens per target pass"),
 )
 
 
@@ -114,7 +114,7 @@ def _of_rank(first: int, last: int | None = None) -> Callable[[Record], str]:
     return cell
 
 
-RANKS = (  # Of rows with trees.
+RANKS = (  # For rows with trees.
     Column("first", _of_rank(0, 1), "tested positions whose likeliest guess was accepted"),
     Column("second", _of_rank(1, 2), "the guess after it"),
     Column("third", _of_rank(2, 3), "the next"),
@@ -122,31 +122,33 @@ RANKS = (  # Of rows with trees.
     Column("others", _of_rank(4), "any of the others"),
 )
 
-VERIFICATION = (  # Of rows above temperature 0, where a rule verifies guesses together.
+VERIFICATION = (  # For rows above temperature 0, where a rule verifies guesses together.
     Column("rule", field("verification"), "how guesses are verified"),
-    Column("per call", field("tokens_per_call", ".2f"), "tokens that a target pass yielded"),
+    Column("per call", field("tokens_per_call", ".2f"), "tokens per target pass"),
     Column("95%", _interval("tokens_per_call"), "its interval over the examples"),
     Column(
-        "predicted", field("tokens_per_call_predicted", ".2f"), "the same, as the rule predicts it"
+        "predicted", field("tokens_per_call_predicted", ".2f"), "the same, as predicted by the rule"
     ),
     Column(
         "over token",
         field("gain_over_token", ".3f"),
-        "that over what token verification of the same guesses yields",
+        "that over the yield of token verification of the same guesses",
     ),
     Column("95%", _interval("gain_over_token"), "its interval over the examples"),
 )
 
-DRAFTS = (  # Of rows with several drafts.
-    Column("draft", field("draft"), "what guesses"),
+DRAFTS = (  # For rows with several drafts.
+    Column("draft", field("draft"), "source of the guesses"),
     Column(
-        "parameters", field("draft_parameters", ".2f", 1e6), "in millions; of a table, its numbers"
+        "parameters",
+        field("draft_parameters", ".2f", 1e6),
+        "in millions; for a table, the numbers in it",
     ),
-    Column("MB", field("draft_bytes", ".2f", 1e6), "that they take in memory"),
+    Column("MB", field("draft_bytes", ".2f", 1e6), "memory that they take"),
     Column(
         "minutes",
         field("draft_training_minutes", ".0f"),
-        "that its training took, if its checkpoint knows",
+        "of training, if the checkpoint records them",
     ),
 )
 
@@ -156,26 +158,26 @@ SPEED = (
     Column(
         "measured",
         lambda r: f"{r.speedup:.2f}" + " !" * r.above_ceiling,
-        "speed-up; ! is above the tokens a call that are predicted: a slow baseline",
+        "speed-up; ! is above the predicted tokens per call: a slow baseline",
     ),
     Column("95%", _interval("speedup"), f"its interval over the examples, if at least {FEWEST}"),
     Column("paper", field("paper_speedup", ".1f"), "the paper's measured speed-up"),
 )
 
-QUALITY = (  # Of rows whose texts have references.
+QUALITY = (  # For rows whose texts have references.
     Column("metric", field("metric"), "of outputs against references, in percent"),
     Column("autoregressive", field("quality_autoregressive", ".1f"), "of autoregressive outputs"),
     Column("speculative", field("quality_speculative", ".1f"), "of speculative outputs"),
     Column(
         "difference",
         field("quality_difference", "+.1f"),
-        "speculative less autoregressive; above temperature 0 both are of samples, which differ by "
-        "chance: speculative verify tests whether they are the target's own",
+        "speculative minus autoregressive; above temperature 0 both come from samples, which "
+        "differ by chance: speculative verify tests whether they are the target's own",
     ),
     Column(
         "95%",
         _interval("quality_difference", " to "),
-        "its interval over the examples; of 20 rows without a difference, one leaves 0 out",
+        "its interval over the examples; it excludes 0 for one in 20 rows without a difference",
     ),
 )
 
@@ -185,21 +187,23 @@ def _by_position(one: Category) -> str:
     return " ".join(shares)
 
 
-CATEGORIES = (  # Of a row whose texts are questions.
-    Column("category", field("category"), "of questions; all of them together last"),
-    Column("questions", field("questions"), "of each all turns are measured"),
+CATEGORIES = (  # For a row whose texts are questions.
+    Column("category", field("category"), "of questions; the last row has all of them"),
+    Column("questions", field("questions"), "measured with all their turns"),
     Column(
         "accepted",
         field("mean_accepted_tokens", ".2f"),
-        "tokens that a target pass yielded, its own among them (mean accepted tokens of "
-        "Spec-Bench, acceptance length of SPEED-Bench)",
+        "tokens per target pass, including its own (mean accepted tokens of Spec-Bench, acceptance "
+        "length of SPEED-Bench)",
     ),
     Column("by position", _by_position, "guesses accepted at positions 1 to γ, of those tested"),
     Column(
-        "alone", field("tokens_per_second_autoregressive", ".1f"), "tokens a second, over questions"
+        "alone",
+        field("tokens_per_second_autoregressive", ".1f"),
+        "tokens per second without a draft, over questions",
     ),
-    Column("with draft", field("tokens_per_second", ".1f"), "likewise"),
-    Column("speed-up", field("speedup", ".2f"), "the one over the other, as of Spec-Bench"),
+    Column("with draft", field("tokens_per_second", ".1f"), "the same with the draft"),
+    Column("speed-up", field("speedup", ".2f"), "the ratio of the two, as in Spec-Bench"),
     Column(
         "95%",
         lambda one: (
@@ -209,33 +213,33 @@ CATEGORIES = (  # Of a row whose texts are questions.
     ),
 )
 
-EXACTNESS = (  # Of rows whose greedy outputs were compared.
+EXACTNESS = (  # For rows whose greedy outputs were compared.
     Column(
         "identical",
         lambda r: f"{r.outputs_identical} of {r.num_examples}",
-        "greedy outputs that are those of autoregressive decoding, token for token",
+        "greedy outputs that equal those of autoregressive decoding, token for token",
     ),
     Column(
         "near ties",
         field("near_ties"),
-        "outputs that part where the target's two best logits lie closer than rounding can tell",
+        "outputs that diverge where the target's two best logits are closer than rounding can tell",
     ),
     Column(
         "unexplained",
         lambda r: str(r.num_examples - r.outputs_identical - r.near_ties),
-        "outputs that part elsewhere, which would be a fault",
+        "outputs that diverge elsewhere, which would be a fault",
     ),
 )
 
-# Fields of a record that tell where and with what it was measured.
+# Fields of a record that describe where and with what it was measured.
 ENVIRONMENT = ("target", "draft", "device", "mesh", "dtype", "quantize", "jax_version", "commit")
 ENVIRONMENT += ("seed", "started_at")
 SIMULATED = "simulated acceptance: only the times are real, outputs mean nothing"
 
 
 def parts(records: Sequence[Record]) -> dict[str, tuple[Sequence[Column], Sequence[Record]]]:
-    """The tables of rows by their captions: columns, and those of the rows that have them."""
-    # Intervals of acceptance are for rows of which one is lenient (A.5).
+    """The tables of rows by caption: the columns, and the rows that have them."""
+    # Intervals of acceptance are shown if a row is lenient (A.5).
     lenient = any(record.lenience < 1 for record in records)
     intervals = ("l", "α 95%", "accepted 95%")
     trees = any(record.tree for record in records)
@@ -245,7 +249,7 @@ def parts(records: Sequence[Record]) -> dict[str, tuple[Sequence[Column], Sequen
     rules = any(record.verification != "token" for record in sampled)
     several = len({record.draft for record in records}) > 1
     compared = [record for record in records if record.outputs_identical is not None]
-    found = {
+    sections = {
         "Acceptance": (acceptance, records),
         "Acceptance by rank": (RANKS, [record for record in records if record.tree]),
         "Rules of verification": (VERIFICATION, sampled if rules else []),
@@ -254,7 +258,7 @@ def parts(records: Sequence[Record]) -> dict[str, tuple[Sequence[Column], Sequen
         "Quality": (QUALITY, [record for record in records if record.metric is not None]),
         "Exactness at temperature 0": (EXACTNESS, compared),
     }
-    return {caption: part for caption, part in found.items() if part[1]}
+    return {caption: part for caption, part in sections.items() if part[1]}
 
 
 def table(columns: Sequence[Column], rows: Iterable[Any]) -> Table:
@@ -264,7 +268,7 @@ def table(columns: Sequence[Column], rows: Iterable[Any]) -> Table:
 
 
 def grid(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> Table:
-    """Cells as a table for the terminal: where it is narrow, names are folded, numbers are not."""
+    """Cells as a table for the terminal; if it is narrow, names are folded but not numbers."""
     shown = Table(box=None, pad_edge=False, collapse_padding=True)
     first, *others = heads
     shown.add_column(first, overflow="fold")
@@ -276,12 +280,12 @@ def grid(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> Table:
 
 
 def meanings(columns: Sequence[Column]) -> str:
-    """A list of what columns mean, in Markdown."""
+    """The meanings of columns, as a list in Markdown."""
     return "\n".join(f"- {x.head}: {x.meaning}" for x in columns if x.meaning)
 
 
 def show_parts(parts: Sequence[tuple[Sequence[Column], Iterable[Any]]], console: Console) -> None:
-    """Prints tables, columns and rows of each, and then what the columns mean."""
+    """Prints tables, given by columns and rows, and then the meanings of the columns."""
     for columns, rows in parts:
         console.print(table(columns, rows))
         console.print()
@@ -290,13 +294,13 @@ def show_parts(parts: Sequence[tuple[Sequence[Column], Iterable[Any]]], console:
 
 
 def cut_sources(records: Sequence[Record]) -> str:
-    """The sentence that names rows some of whose sources were cut; empty if none were."""
+    """A sentence that names the rows in which sources were cut; empty if there are none."""
     cut = [f"{r.truncated} of {r.num_examples} in {r.experiment}" for r in records if r.truncated]
-    return f"Sources that were cut to the length of their row: {', '.join(cut)}." if cut else ""
+    return f"Sources cut to the length of their row: {', '.join(cut)}." if cut else ""
 
 
 def show_records(records: Sequence[Record], console: Console = CONSOLE) -> None:
-    """Prints rows beside the paper's, and how many greedy outputs are equal."""
+    """Prints rows next to the paper's, and how many greedy outputs are equal."""
     if any(record.simulated for record in records):
         console.print(f"This is {SIMULATED}.", style="bold", soft_wrap=True)
     if cut := cut_sources(records):
@@ -308,10 +312,10 @@ def show_records(records: Sequence[Record], console: Console = CONSOLE) -> None:
             show_parts([(CATEGORIES, record.categories)], console)
 
 
-TREES = (  # Of `tune`.
-    Column("tree", field("nodes"), "guesses of a tree"),
-    Column("γ", field("gamma"), "its depth, of all the best"),
-    Column("per call", field("tokens", ".2f"), "tokens expected of a target pass"),
+TREES = (  # For `tune`.
+    Column("tree", field("nodes"), "guesses in a tree"),
+    Column("γ", field("gamma"), "its depth, the best of all"),
+    Column("per call", field("tokens", ".2f"), "expected tokens per target pass"),
     Column("c", lambda one: thousandths(one.c), "time of a level over that of a target step"),
     Column("v", field("verify_cost", ".2f"), "time of verifying over that of a target step"),
     Column("predicted", field("predicted", ".2f"), "speed-up from these costs"),
@@ -349,7 +353,9 @@ def show_tuning(tuning: Tuning, console: Console = CONSOLE) -> None:
         )
     else:
         if tuning.trees:
-            console.print("No tree pays here: passes over so many guesses cost more than they win.")
+            console.print(
+                "No tree pays here: passes over so many guesses cost more than they save."
+            )
         console.print(
             f"Best: γ = {best}, {tuning.predicted(best):.2f} times as fast as autoregressive "
             "decoding. The weights of the target are read "
@@ -358,23 +364,23 @@ def show_tuning(tuning: Tuning, console: Console = CONSOLE) -> None:
 
 
 def show_power(powers: Sequence[Power], draft: str, gamma: int, console: Console = CONSOLE) -> None:
-    """Prints with what probability an audit finds each fault of a speculative decoder."""
+    """Prints the probability that an audit finds each fault of a speculative decoder."""
     columns = (
         Column("fault", lambda one: one.fault),
-        # As likely as a false alarm: nothing is found.
+        # Dashes mark faults found no more often than false alarms.
         Column("found", lambda one: f"≥ {min(one.power, 0.999):.3f}" if one.texts else "–"),
         Column("by the test of", lambda one: one.test if one.texts else "–"),
         Column(f"texts for {ENOUGH}", lambda one: f"{one.texts:,}" if one.texts else "–"),
     )
     console.print(
-        f"So many texts find these faults (simulated with {draft}, γ = {gamma}) with a probability "
-        "of at least:",
+        f"This many texts find these faults (simulated with {draft}, γ = {gamma}) with a "
+        "probability of at least:",
         soft_wrap=True,
     )
     console.print(table(columns, powers))
 
 
 def show_theory(console: Console = CONSOLE) -> None:
-    """Prints Table 1, computed and as the paper has it."""
+    """Prints Table 1, computed and as in the paper."""
     console.print(table(THEORY, paper.TABLE_1))
     console.print(meanings(THEORY), style="dim")

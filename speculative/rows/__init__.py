@@ -1,1 +1,1 @@
-"""A row of a table: its settings, its texts, the models behind it, its measurement, its record."""
+"""A row of a table: its settings, texts, models, measurement and record."""

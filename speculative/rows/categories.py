@@ -1,4 +1,4 @@
-"""Examples by category, measured as Spec-Bench (arXiv 2401.07851) and SPEED-Bench define it."""
+"""Statistics by category, defined as in Spec-Bench (arXiv 2401.07851) and SPEED-Bench."""
 
 import dataclasses
 import itertools
@@ -16,19 +16,19 @@ OVERALL = "overall"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Category:
-    """The questions of a category, all their turns and samples; or all questions, `OVERALL`."""
+    """Statistics of one category's questions (all turns and samples), or of all (`OVERALL`)."""
 
     category: str
     questions: int
-    tokens: int  # Of speculative decoding.
-    # Tokens of a target call, its own among them: Spec-Bench's "mean accepted tokens", and
+    tokens: int  # Produced by speculative decoding.
+    # Tokens per target call, including the target's own: Spec-Bench's "mean accepted tokens" and
     # SPEED-Bench's acceptance length.
     mean_accepted_tokens: float
-    # Of guesses tested at each position of a step, and accepted: SPEED-Bench's conditional
-    # acceptance rates are their ratios.
+    # Guesses tested and accepted at each position of a step; their ratios are SPEED-Bench's
+    # conditional acceptance rates.
     tested_by_position: list[int]
     accepted_by_position: list[int]
-    # The means over questions, prefill included; the speed-up is their ratio (Spec-Bench).
+    # Means over questions, prefill included; the speed-up is their ratio (Spec-Bench).
     tokens_per_second_autoregressive: float
     tokens_per_second: float
     speedup: float
@@ -40,18 +40,18 @@ class Category:
 
     @property
     def acceptance_by_position(self) -> list[float | None]:
-        """The share of guesses accepted at each position of a step, of those tested there."""
+        """The share of the guesses tested at each position of a step that were accepted."""
         both = zip(self.accepted_by_position, self.tested_by_position, strict=True)
         return [accepted / tested if tested else None for accepted, tested in both]
 
 
 def by_category(examples: Sequence[Example], seed: int) -> list[Category] | None:
-    """The categories of examples by name, all together last; None if they have none."""
+    """Statistics by category name, followed by those of all examples; None without categories."""
     names = sorted({one.category for one in examples} - {""})
     if not names:
         return None
-    found = [_category(name, [x for x in examples if x.category == name], seed) for name in names]
-    return [*found, _category(OVERALL, examples, seed)]
+    each = [_category(name, [x for x in examples if x.category == name], seed) for name in names]
+    return [*each, _category(OVERALL, examples, seed)]
 
 
 def _category(name: str, examples: Sequence[Example], seed: int) -> Category:

@@ -1,4 +1,4 @@
-"""Chats of a task as texts: by the target's template, with its own answers between turns."""
+"""Renders a task's chats by the target's template, with its own answers between turns."""
 
 import dataclasses
 import itertools
@@ -20,11 +20,11 @@ Messages = Sequence[Message]
 def rendered(
     prompts: Sequence[Prompt], special: SpecialTokens, target: str, prefix: str
 ) -> list[Prompt]:
-    """Prompts whose sources are texts for the target; those after answers are still to be made.
+    """Renders prompts as texts for the target, except those that follow missing answers.
 
-    Of a target without a template they are what the user says first, behind the task's prefix; a
-    warning tells how many further turns are left out. ValueError names the place of a chat that the
-    template does not take.
+    Without a template, each chat is reduced to the user's first message after the task's prefix; a
+    warning counts the turns that are left out. ValueError names the place of a chat that the
+    template rejects.
     """
     if not any(one.messages for one in prompts):
         return list(prompts)
@@ -41,19 +41,19 @@ def rendered(
             else one
             for one in kept
         ]
-    of_target, found = template(special, target), []
+    of_target, texts = template(special, target), []
     for one in prompts:
         messages, complete = _so_far(one.messages, {})
         if one.messages and complete:
             one = _as_text(one, messages, of_target)
-        found.append(one)
-    return found
+        texts.append(one)
+    return texts
 
 
 def answered(pair: Pair, config: RowConfig, prompts: Sequence[Prompt]) -> list[Prompt]:
-    """Prompts after answers, as texts; the target writes those alone, by the row's settings.
+    """Renders the prompts that follow answers, which the target writes without a draft.
 
-    So both ways of decoding meet the same text at each turn.
+    Answers use the row's settings. Both ways of decoding thus see the same text at each turn.
     """
     lacking = [one for one in prompts if not _so_far(one.messages, {})[1]]
     if not lacking:
@@ -61,8 +61,8 @@ def answered(pair: Pair, config: RowConfig, prompts: Sequence[Prompt]) -> list[P
     of_target, answers = template(pair.vocabulary.special, pair.names[0]), dict[str, str]()
     names = ("temperature", "top_k", "top_p", "min_p", "max_length", "seed", "source_length")
     settings = Settings(gamma=0, **{name: getattr(config, name) for name in names})
-    while asked := [said for one in lacking if not (said := _so_far(one.messages, answers))[1]]:
-        by_name = {json.dumps(messages): messages for messages, _ in asked}
+    while waiting := [chat for one in lacking if not (chat := _so_far(one.messages, answers))[1]]:
+        by_name = {json.dumps(messages): messages for messages, _ in waiting}
         requests = pair.requests([*map(of_target, by_name.values())], settings)
         results = pair.decode_all(requests, batch_size=config.batch_size)
         answers |= {name: one.text for name, one in zip(by_name, results, strict=True)}
@@ -73,25 +73,25 @@ def answered(pair: Pair, config: RowConfig, prompts: Sequence[Prompt]) -> list[P
 
 
 def require_whole(prompts: Sequence[Prompt]) -> None:
-    """Raises ValueError, which names the place, if one comes after answers that are not there."""
+    """Raises ValueError, naming the place, if a prompt follows answers that do not exist yet."""
     for one in prompts:
         if not _so_far(one.messages, {})[1]:
             raise ValueError(
-                f"{one.place} has turns after answers that the target is to write, which are for "
-                "run, table and tune; leave them out here."
+                f"{one.place} has turns after answers that the target has yet to write, which only "
+                "run, table and tune support; leave them out here."
             )
 
 
 def _so_far(messages: Messages, answers: Mapping[str, str]) -> tuple[list[Message], bool]:
-    """A chat up to the first message whose answer is not there, and whether all answers are."""
-    said: list[Message] = []
+    """A chat up to the first message without an answer, and whether all answers exist."""
+    chat: list[Message] = []
     for message, following in itertools.zip_longest(messages, messages[1:]):
-        said.append(message)
+        chat.append(message)
         if following and message["role"] == following["role"] == "user":
-            if (answer := answers.get(json.dumps(said))) is None:
-                return said, False
-            said.append({"role": "assistant", "content": answer})
-    return said, True
+            if (answer := answers.get(json.dumps(chat))) is None:
+                return chat, False
+            chat.append({"role": "assistant", "content": answer})
+    return chat, True
 
 
 def _as_text(prompt: Prompt, messages: Messages, of_target: Template) -> Prompt:

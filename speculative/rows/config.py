@@ -1,4 +1,4 @@
-"""The settings of a row of a table, from a gin file of its own or a line of a table's."""
+"""The settings of a table's row, from its own gin file or from an entry in the table's."""
 
 import contextlib
 import dataclasses
@@ -19,60 +19,61 @@ from speculative.tasks import Task
 from speculative.tree import Growth
 from speculative.types import EOS_ID, QUANTIZE, Fields
 
-RANDOM = "random"  # Instead of a folder of checkpoints: true sizes, random weights.
+RANDOM = "random"  # Replaces the folder of checkpoints: true sizes, random weights.
 
 LARGEST = dict.fromkeys(("num_examples", "alpha_tokens"), 10**9)
 LARGEST |= dict.fromkeys(("max_length", "source_length"), checks.MAX_TOKENS)
 LARGEST |= {"gamma": checks.MAX_GAMMA, "tree": checks.MAX_NODES, "batch_size": checks.MAX_BATCH}
 LARGEST |= {"rounds": checks.MAX_SAMPLES, "seed": 2**32 - 1}  # Above T = 0 rounds are samples.
-"""The largest values of `RowConfig`'s whole numbers; the smallest is 1, a seed's and a tree's 0."""
+"""The largest values of `RowConfig`'s whole numbers; the smallest is 1, or 0 for seed and tree."""
 
 
 @gin.register(module="settings")
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RowConfig:
-    """A row's settings, on which its numbers depend; those out of range raise ValueError."""
+    """The settings that determine a row's numbers; values out of range raise ValueError."""
 
     task: str  # A name that `tasks.task` knows, or any name if the row gives its `prefix`.
     target: str  # A model's name, which `weights` resolves.
-    draft: str  # Likewise, or one that `drafts.named` knows.
+    draft: str  # A model's name, or one that `drafts.named` knows.
     temperature: float  # 0 is argmax.
-    top_k: int = 0  # The likeliest tokens that are kept; 0 is all.
-    top_p: float = 1.0  # Their mass, in (0, 1].
-    min_p: float = 0.0  # Their least probability, as a share of the greatest.
-    verification: str = "token"  # How guesses are verified, a name of `decoding.rules.RULES`.
+    top_k: int = 0  # The number of likeliest tokens kept; 0 is all.
+    top_p: float = 1.0  # The probability mass kept, in (0, 1].
+    min_p: float = 0.0  # The least probability kept, as a share of the greatest.
+    verification: str = "token"  # The verification rule, a name in `decoding.rules.RULES`.
     lenience: float = 1.0  # l in (0, 1] of appendix A.5; below 1 outputs are not the target's own.
-    # Guesses a step, or the depth of their tree; None is for commands that pick a number.
+    # Guesses per step, or the depth of their tree; None is for commands that pick a number.
     gamma: int | None = None
-    tree: int = 0  # Guesses of a step's tree; 0 is a chain.
-    dtype: str | None = None  # Of weights and products; None is as of `loading.resolve`.
-    # How kernels of target and draft are held, one of `types.QUANTIZE`; None likewise.
+    tree: int = 0  # Guesses in each step's tree; 0 is a chain.
+    dtype: str | None = None  # The type of weights and products; None as in `loading.resolve`.
+    # The format of target and draft kernels, one of `types.QUANTIZE`; None as in `loading.resolve`.
     quantize: str | None = None
     quantize_draft: str | None = None
-    # Devices that share the target, as in "model:4", and the draft; None is one device, and a whole
-    # draft on each of them.
+    # Devices that share the target, as in "model:4", and the draft. A mesh of None is one device; a
+    # draft_mesh of None puts a whole draft on each device.
     mesh: str | None = None
     draft_mesh: str | None = None
     max_length: int = 128  # Tokens at which an output is cut.
     num_examples: int | None = None  # Examples measured; None is all there are.
-    alpha_tokens: int = 10_000  # Of the target's own text, on which alpha is measured (4.2).
-    # Texts decoded together where what they say is all that counts; rows are timed one by one.
+    alpha_tokens: int = 10_000  # Tokens of the target's text on which alpha is measured (4.2).
+    # Texts decoded together where only the outputs count; texts are timed one by one.
     batch_size: int = 16
     # How often each example is decoded each way: above temperature 0, another sample each time.
     rounds: int = 3
-    seed: int = 0  # Of all random numbers.
-    paper_draft: str | None = None  # That of the paper's row to compare with, if any.
-    # Accept each guess with this probability, whatever the models say: for the times of models
-    # whose weights are random. None decodes.
+    seed: int = 0  # The seed of all random numbers.
+    paper_draft: str | None = None  # The draft of the paper's row to compare with, if any.
+    # Accept each guess with this probability, whatever the models say, to time models with random
+    # weights. None decodes normally.
     simulated_alpha: float | None = None
-    # Tokens to which longer texts are cut, and those of random sources; None: whole texts, or 64.
+    # The tokens to which longer texts are cut, and the length of random sources; None is whole
+    # texts, or 64.
     source_length: int | None = None
-    # The folder in which models are looked for, as `task/name` or `name`; "random" gives models of
+    # The folder to search for models, as `task/name` or `name`; "random" gives models of
     # `models.SIZES` random weights; None takes names as they are.
     checkpoints: str | None = None
     vocabulary: str | None = None  # SentencePiece model for checkpoints that come without one.
-    data_file: str | None = None  # The texts, `data` of a `tasks.Task`; None is the task's own.
-    # As there, in place of the task's own.
+    data_file: str | None = None  # The texts, as `tasks.Task.data`; None is the task's own.
+    # Replacements for the fields of `tasks.Task`; None keeps the task's own.
     columns: str | None = None
     prefix: str | None = None
     metric: str | None = None
@@ -108,22 +109,22 @@ class RowConfig:
             raise ValueError(f"RowConfig.{error}") from None
         if self.simulated_alpha is not None and self.gamma is None:
             raise ValueError(
-                "Simulated acceptance tells nothing of the best gamma; set RowConfig.gamma."
+                "Simulated acceptance says nothing about the best gamma; set RowConfig.gamma."
             )
 
     @property
     def random_length(self) -> int:
-        """Tokens of random sources."""
+        """The number of tokens of random sources."""
         return self.source_length or 64
 
     @property
     def texts(self) -> Task:
-        """The task, with what the row names in place of the task's own."""
+        """The task, with the fields that the row overrides."""
         own = {"data": self.data_file, "columns": self.columns}
         own |= {"prefix": self.prefix, "metric": self.metric}
-        given = {name: value for name, value in own.items() if value is not None}
+        overrides = {name: value for name, value in own.items() if value is not None}
         new = self.prefix is not None and self.task not in tasks.TASKS
-        return dataclasses.replace(Task(self.task) if new else tasks.task(self.task), **given)
+        return dataclasses.replace(Task(self.task) if new else tasks.task(self.task), **overrides)
 
     @property
     def sampling(self) -> Sampling:
@@ -132,17 +133,17 @@ class RowConfig:
 
     @property
     def shards(self) -> tuple[int, int]:
-        """In how many parts devices hold the target, and the draft."""
+        """The numbers of parts in which devices hold the target and the draft."""
         return checks.shards(self.mesh, self.draft_mesh)
 
     @property
     def samples(self) -> int:
-        """Outputs of each example, each way."""
+        """The number of outputs per example, each way."""
         return 1 if self.sampling.greedy else self.rounds
 
     @property
     def rule(self) -> Rule:
-        """How guesses are verified."""
+        """The rule that verifies guesses."""
         return rules.select(self.verification, self.lenience, self.simulated_alpha)
 
     def decoding(
@@ -153,19 +154,19 @@ class RowConfig:
         # No token ends a text of random words.
         ends = eos_ids if self.simulated_alpha is None else ()
         shares = None
-        if tree and self.simulated_alpha is not None:  # Random weights know no likelier guess.
+        if tree and self.simulated_alpha is not None:  # Random weights cannot rank guesses.
             shares = theory.shares_by_rank(self.simulated_alpha, self.sampling.greedy)
-        given = vocab_size, self.sampling, gamma, self.max_length, ends, rule
-        return Decoding(*given, tree=tree, shares=shares)
+        settings = vocab_size, self.sampling, gamma, self.max_length, ends, rule
+        return Decoding(*settings, tree=tree, shares=shares)
 
     def gin(self) -> str:
-        """The effective configuration, as a gin file says it."""
+        """The effective configuration as the text of a gin file."""
         fields = dataclasses.asdict(self)
         return "".join(f"RowConfig.{name} = {value!r}\n" for name, value in fields.items())
 
 
 def gamma_of(config: RowConfig, experiment: str) -> int:
-    """The guesses a step with which a row is measured; raises ValueError if it names none."""
+    """The guesses per step of a row; raises ValueError if it names none."""
     if config.gamma is None:
         raise ValueError(
             f"{experiment} has no gamma; set RowConfig.gamma (speculative tune finds the best one)."
@@ -174,10 +175,10 @@ def gamma_of(config: RowConfig, experiment: str) -> int:
 
 
 def paper_numbers(config: RowConfig, experiment: str = "row") -> tuple[float | None, float | None]:
-    """Alpha and speed-up that the paper prints for the row of the same kind, if there is one.
+    """The paper's alpha and speed-up for the corresponding row, if there is one.
 
     Lenient rows, and the exact rows of Table 5, are compared with Table 5, whose speed-ups at l = 1
-    are not those of Table 2.
+    differ from those of Table 2.
     """
     sampling, task = config.sampling, config.texts.paper
     random = config.checkpoints == RANDOM and config.simulated_alpha is None
@@ -193,9 +194,9 @@ def paper_numbers(config: RowConfig, experiment: str = "row") -> tuple[float | N
 
 
 def changed(before: str, now: str) -> list[str]:
-    """The lines of an effective configuration, as `RowConfig.gin` gives it, that now are others.
+    """The lines of an earlier effective configuration (`RowConfig.gin`) that have changed.
 
-    A setting that a text lacks, because it was written before the setting existed, has its default.
+    A setting that is missing because the text predates it has its default.
     """
     defaults = {f"RowConfig.{f.name}": repr(f.default) for f in dataclasses.fields(RowConfig)}
     split = [[line.partition(" = ") for line in text.splitlines()] for text in (before, now)]
@@ -207,9 +208,9 @@ def changed(before: str, now: str) -> list[str]:
 @gin.register(module="settings")
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """The rows of one gin file: by name, the parameters of `RowConfig` that each has for itself.
+    """The rows of one gin file: each row's own parameters of `RowConfig`, by row name.
 
-    `shared` holds, by a pattern like "*_t0", those of all rows whose names match it. A later
+    `shared` holds, by a pattern like "*_t0", the parameters of all rows whose names match. A later
     pattern overrides an earlier one, and a row's own parameters override all.
     """
 
@@ -229,14 +230,14 @@ class Table:
 
 
 def experiment(address: str | pathlib.Path) -> str:
-    """A row's name in records: its table, and the row or the file of its own in that table."""
+    """A row's name in records: its table, and the name of the row or of its file there."""
     file, row = _split(address)
     folder = os.path.basename(os.path.dirname(os.path.abspath(file)))
     return f"{file.stem}/{row}" if row else f"{folder}/{file.stem}".removeprefix("/")
 
 
 def addresses(file: pathlib.Path) -> list[str]:
-    """All rows of a gin file, in order, each as `read_row` takes it; its errors are the same."""
+    """The addresses of a gin file's rows, in order, for `read_row`, whose errors it shares."""
     with _parsed(file) as table:
         return [f"{file}:{row}" for row in table.rows] or [str(file)]
 
@@ -248,10 +249,10 @@ def read_row(
 ) -> RowConfig:
     """The row that a gin file describes, changed first by fields, then by bindings.
 
-    A binding is a text like `RowConfig.gamma = 3`. The address is the file and, where it is a table
-    of several rows, a colon and the row's name; None is for a row without a file. It is named by
-    the ValueError for a file or a row that is not there, a parameter that does not exist, and a
-    value that is missing or out of range.
+    A binding is a text like `RowConfig.gamma = 3`. The address is the file, followed for a table of
+    several rows by a colon and the row's name; None is for a row without a file. ValueError names
+    the address if the file or row does not exist, if a parameter is unknown, or if a value is
+    missing or out of range.
     """
     if address is not None:
         file, row = _split(address)
@@ -263,8 +264,8 @@ def read_row(
                 raise ValueError(f"the file has no row {row!r}; its rows are {rows or 'none'}.")
             if row is not None:
                 shared = [x for at, x in table.shared.items() if fnmatch.fnmatchcase(row, at)]
-                given = *shared, table.rows[row], fields or {}
-                fields = {name: value for part in given for name, value in part.items()}
+                parts = *shared, table.rows[row], fields or {}
+                fields = {name: value for part in parts for name, value in part.items()}
     with _parsed(address, bindings, fields):
         known, bound = dataclasses.fields(RowConfig), gin.get_bindings(RowConfig)
         required = [field.name for field in known if field.default is dataclasses.MISSING]
@@ -289,26 +290,27 @@ def _parsed(
     bindings: Sequence[str] = (),
     fields: Fields | None = None,
 ) -> Iterator[Table]:
-    """Binds what a row's file says, and more; an error in it or in the block names the address."""
+    """Binds a row's file, bindings and fields; errors there or in the block name the address."""
     file = None if address is None else gin_files.find(_split(address)[0])
     if file and not file.is_file():
         table = gin_files.CONFIGS / "runs" / f"{file.parent.name}.gin"
-        said = f"There is no configuration {file}"
+        fault = f"There is no configuration {file}"
         if table.is_file() and f'"{file.stem}"' in table.read_text(encoding="utf-8"):
-            said += f"; this row is a line of its table now: --gin_file={table}:{file.stem}"
+            fault += f"; this row is a line of its table now: --gin_file={table}:{file.stem}"
         elif others := sorted(other.name for other in file.parent.glob("*.gin")):
-            said += f"; there are {', '.join(others)}"
-        raise ValueError(f"{said}.")
+            fault += f"; there are {', '.join(others)}"
+        raise ValueError(f"{fault}.")
     gin.clear_config()
     try:
         values = {f"RowConfig.{name}": value for name, value in (fields or {}).items()}
         gin_files.read(file, bindings, values=values)
         yield gin.get_configurable(Table)()
     except (TypeError, AttributeError, ValueError) as error:
-        said = re.split("In call to configurable|in config string", str(error))[0]
-        if "'RowConfig' doesn't have a parameter" in said:  # Gin does not say which there are.
-            said += f" (It has {', '.join(field.name for field in dataclasses.fields(RowConfig))}.)"
+        fault = re.split("In call to configurable|in config string", str(error))[0]
+        if "'RowConfig' doesn't have a parameter" in fault:  # Gin does not list the parameters.
+            names = ", ".join(field.name for field in dataclasses.fields(RowConfig))
+            fault += f" (It has {names}.)"
         where = f"{address or 'The command line'} is no configuration of a row"
-        raise ValueError(f"{where}: {' '.join(said.split())}") from error
+        raise ValueError(f"{where}: {' '.join(fault.split())}") from error
     finally:
         gin.clear_config()

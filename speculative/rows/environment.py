@@ -1,4 +1,4 @@
-"""Where a measurement was made: the checkout and the machine, for people."""
+"""Describes, for readers, the checkout and the machine of a measurement."""
 
 import contextlib
 import functools
@@ -14,14 +14,14 @@ import speculative
 
 
 def here() -> dict[str, str]:
-    """What a measurement depends on in addition to its settings: commit, device, JAX's version."""
+    """The conditions of a measurement besides its settings: commit, device and JAX's version."""
     return {"commit": commit(), "device": device(), "jax_version": jax.__version__}
 
 
 def commit() -> str:
-    """The checkout's commit, marked where its files differ from it, or else the version.
+    """The checkout's commit, marked as dirty if files differ; without a checkout, the version.
 
-    Changed results do not mark it: a measurement writes them before it asks for the commit.
+    Changed results do not count: a measurement writes them before it reads the commit.
     """
     root = pathlib.Path(speculative.__file__).parent.parent
 
@@ -42,13 +42,13 @@ def device() -> str:
     if kind.platform != "cpu":
         return kind.device_kind
     file = pathlib.Path("/proc/cpuinfo")
-    found = re.search(r"^model name\s*:\s*(.*)", file.read_text() if file.is_file() else "", re.M)
-    name = found[1].strip() if found else platform.processor() or platform.machine()
+    model = re.search(r"^model name\s*:\s*(.*)", file.read_text() if file.is_file() else "", re.M)
+    name = model[1].strip() if model else platform.processor() or platform.machine()
     return f"{name}, {cores()} cores"
 
 
 @functools.cache
 def cores() -> int:
-    """How many this process may use."""
+    """The number of cores that this process may use."""
     known = hasattr(os, "sched_getaffinity")
     return len(os.sched_getaffinity(0)) if known else os.cpu_count() or 1

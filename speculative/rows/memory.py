@@ -1,4 +1,4 @@
-"""What a row needs of a device's memory, from shapes alone, and whether the device has it."""
+"""The device memory that a row needs, computed from shapes only, and whether it is there."""
 
 import contextlib
 import pathlib
@@ -16,17 +16,17 @@ from speculative.models import Config, abstract_params, model_of, sharding
 from speculative.models.decoder_only import AT_ONCE
 from speculative.rows.config import RowConfig
 
-MAPS = pathlib.Path("/proc/self/maps")  # A line for each map of this process's memory.
+MAPS = pathlib.Path("/proc/self/maps")  # One line per memory map of this process.
 MOST_MAPS = pathlib.Path("/proc/sys/vm/max_map_count")
 
 
 class Need(NamedTuple):
-    """What models need at batch size 1, in bytes."""
+    """The memory that models need at batch size 1, in bytes."""
 
     weights: int
-    copies: int  # On a CPU, kernels in another layout, in float32, beside those of the checkpoint.
+    copies: int  # On a CPU, kernels in another layout, in float32, next to the checkpoint's.
     caches: int  # Keys and values, of self- and cross-attention.
-    activations: int  # The most alive at once, of a source or of a verify pass and its logits.
+    activations: int  # The peak, of a source or of a verify pass and its logits.
 
 
 def need(
@@ -37,10 +37,10 @@ def need(
     tree: int = 0,
     shards: Sequence[int] = (1, 1),
 ) -> Need:
-    """What models need together, a target and perhaps a draft, for so many guesses (None is 7).
+    """The memory for a target and perhaps a draft, with `gamma` guesses per step (None is 7).
 
-    Of models that devices share in so many parts each, it is what one device needs; but a CPU's
-    devices share its memory.
+    It is per device for models that devices share in `shards` parts each; but a CPU's devices share
+    its memory.
     """
     gamma = gamma or (min(7, tree) if tree else 7)
     of_each, cpu = [], jax.default_backend() == "cpu"
@@ -49,26 +49,26 @@ def need(
         weights, copies = _weights(model, cpu, parts)
         config = Decoding(model.vocab_size, gamma=gamma, max_length=max_length, tree=tree)
         size, width = jnp.dtype(model.dtype).itemsize, config.guesses + 1
-        read = source_length  # Tokens at once.
+        read = source_length  # Tokens read at once.
         if model_of(model).decoder_only:
             read = min(read, AT_ONCE)
-        # Of the text and of the source, which is in the same caches where it is a prompt.
+        # The text's and the source's; a prompt lies in the text's caches.
         positions = config.cache_lengths()[-1] + source_length
         head = model.num_heads * model.head_dim
         source = read * (2 * model.mlp_dim + 4 * model.emb_dim) * size
         source += model.num_heads * min(read, QUERIES) * source_length * 4
-        # Logits and probabilities are float32, the target's and those of every guess.
+        # The target's logits and probabilities are float32, and so are those of every guess.
         verify = 4 * width * model.vocab_size * 4 + width * (2 * model.mlp_dim + 4 * head) * size
-        kept = model.kv_heads * model.head_dim  # Of a key or value.
+        kept = model.kv_heads * model.head_dim  # The size of a key or value.
         caches = 2 * model.decoder_layers * kept * positions * size
         of_each.append((weights, copies, caches // parts, max(source, verify)))
     return Need(*map(sum, zip(*of_each, strict=True)))
 
 
 def _weights(model: Config, cpu: bool, parts: int) -> tuple[int, int]:
-    """The bytes of a model's parameters, and of the panels that a CPU makes of its kernels.
+    """The bytes of a model's parameters, and of the panels into which a CPU packs its kernels.
 
-    Where devices share them in so many parts, they are those of one device.
+    Both are per device if devices share the model in `parts` parts.
     """
     weights = copies = 0
     for name, leaf in by_name(abstract_params(model)).items():
@@ -82,10 +82,10 @@ def _weights(model: Config, cpu: bool, parts: int) -> tuple[int, int]:
 
 
 def spare_maps() -> None:
-    """Forgets compiled programs once half of the memory maps are taken that a process may have.
+    """Forgets compiled programs once this process uses half of the memory maps that it may have.
 
-    On a CPU every program takes some, and without one left the compiler ends the process. Linux
-    alone has such a limit.
+    On a CPU every program takes some, and when none is left the compiler ends the process. Only
+    Linux has such a limit.
     """
     with contextlib.suppress(OSError):
         if 2 * MAPS.read_bytes().count(b"\n") > int(MOST_MAPS.read_text()):
@@ -100,10 +100,10 @@ def batch(
     tree: int = 0,
     shards: Sequence[int] = (1, 1),
 ) -> int:
-    """How many rows, up to `most`, fit with the weights in the present device's memory."""
-    found = need(models, gamma, max_length, tree=tree, shards=shards)
-    free = device_bytes()[1] - found.weights
-    return max(1, min(most, int(0.5 * free) // (found.caches + found.activations)))
+    """The number of rows, up to `most`, that fit the present device's memory with the weights."""
+    needed = need(models, gamma, max_length, tree=tree, shards=shards)
+    free = device_bytes()[1] - needed.weights
+    return max(1, min(most, int(0.5 * free) // (needed.caches + needed.activations)))
 
 
 def require_batch(
@@ -115,7 +115,7 @@ def require_batch(
     tree: int = 0,
     shards: Sequence[int] = (1, 1),
 ) -> None:
-    """Raises ValueError unless the present device holds a batch of so many rows of a pair."""
+    """Raises ValueError unless a batch of `size` rows of a pair fits the present device."""
     most = batch(models, gamma, max_length, size, tree, shards)
     if most < size:
         raise ValueError(
@@ -125,9 +125,9 @@ def require_batch(
 
 
 def require(config: RowConfig, models: Sequence[Config], source_length: int = 512) -> None:
-    """Raises ValueError unless the present device holds the models of a row."""
-    given = config.gamma, config.max_length, source_length, config.tree, config.shards
-    require_text((config.target, config.draft), models, *given)
+    """Raises ValueError unless the models of a row fit the present device."""
+    settings = config.gamma, config.max_length, source_length, config.tree, config.shards
+    require_text((config.target, config.draft), models, *settings)
 
 
 def require_text(
@@ -139,14 +139,14 @@ def require_text(
     tree: int = 0,
     shards: Sequence[int] = (1, 1),
 ) -> None:
-    """Raises ValueError unless the present device holds a pair and a text of such a length."""
-    found = need(models, gamma, max_length, source_length, tree, shards)
+    """Raises ValueError unless a pair and a text of such a length fit the present device."""
+    needed = need(models, gamma, max_length, source_length, tree, shards)
     name, there = device_bytes()
-    if sum(found) > there:
-        parts = found._asdict().items()
+    if sum(needed) > there:
+        parts = needed._asdict().items()
         made_of = ", ".join(f"{part} {size / 2**30:.1f}" for part, size in parts if size)
         raise ValueError(
-            f"{names[0]} with {names[1]} needs {sum(found) / 2**30:.1f} GiB for texts of "
+            f"{names[0]} with {names[1]} needs {sum(needed) / 2**30:.1f} GiB for texts of "
             f"{source_length:,} tokens, but {name} has {there / 2**30:.1f} GiB ({made_of}): take a "
             "narrower dtype, int8 (--quantize=int8), smaller models, shorter texts, several "
             "devices (--mesh) or another one."

@@ -1,4 +1,4 @@
-"""The record of a measured row, and the file of them: one JSON object a line."""
+"""The record of a measured row, and the file of records: one JSON object per line."""
 
 import dataclasses
 import pathlib
@@ -9,20 +9,19 @@ from speculative.rows.categories import Category
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Record:
-    """A measured row of a table; None stands for what was not measured.
+    """A measured row of a table; None marks values that were not measured.
 
-    Symbols are those of `theory`; times are milliseconds at batch size 1. `alpha` is the mean
-    of the sum of min(p / l, q) over the target's own text, `alpha_accepted` the share accepted of
-    the guesses tested; `speedup` is autoregressive over speculative time a token,
-    `speedup_expected` is Theorem 3.8 with the tokens a call that the rule predicts,
-    `speedup_predicted` the measured cost model with prefill and the examples' lengths, and
-    `speedup_long` its limit for long outputs, Eq. 1 / (gamma c + v). Where `simulated_alpha` is a
-    number, guesses were accepted with that probability whatever the models said: only the times are
-    real. Where `lenience` l is below 1, outputs are not the target's own, and are not compared.
-    Of a `tree` of so many guesses a step, gamma is the depth, `nodes` the guesses tested a call in
-    the mean, `alpha` the share of tested positions whose likeliest guess was accepted, and
-    `alpha_accepted` that of those where any was; Equation 1 is a chain's.
-    A value of the wrong type, or a number that is not finite, raises ValueError.
+    Symbols are those of `theory`; times are milliseconds at batch size 1. `alpha` is the mean of
+    the sum of min(p / l, q) over the target's own text, `alpha_accepted` the accepted share of the
+    tested guesses. `speedup` is autoregressive over speculative time per token; `speedup_expected`
+    is Theorem 3.8 with the tokens per call that the rule predicts; `speedup_predicted` is the
+    measured cost model with prefill and the examples' lengths, and `speedup_long` its limit for
+    long outputs, Eq. 1 / (gamma c + v). If `simulated_alpha` is a number, guesses were accepted
+    with that probability, and only the times are real. If `lenience` l is below 1, outputs are not
+    the target's own, and are not compared. For a `tree` of so many guesses per step, gamma is the
+    depth, `nodes` the mean number of guesses tested per call, `alpha` the share of tested positions
+    whose likeliest guess was accepted, and `alpha_accepted` the share where any was; Equation 1
+    holds for chains. A value of the wrong type, or a number that is not finite, raises ValueError.
     """
 
     experiment: str
@@ -83,39 +82,39 @@ class Record:
     tree: int = 0
     quantize: str = "none"
     mesh: str | None = None
-    # Shares into which its texts fell, one a worker; and c and v while all worked, which those
-    # above are too where no process measured them alone.
+    # The number of workers that shared the texts; and c and v while all worked, which are those
+    # above too if no process measured them by itself.
     workers: int | None = None
     c_beside: float | None = None
     verify_cost_beside: float | None = None
     nodes: float | None = None
     tokens_per_call_low: float | None = None
     tokens_per_call_high: float | None = None
-    # What the rule predicts: Eq. 1's for token verification.
+    # The rule's prediction; for token verification it is Eq. 1.
     tokens_per_call_predicted: float | None = None
     tokens_per_call_predicted_low: float | None = None
     tokens_per_call_predicted_high: float | None = None
-    # Predicted tokens a call over those of token verification of the same guesses.
+    # Predicted tokens per call over those of token verification of the same guesses.
     gain_over_token: float | None = None
     gain_over_token_low: float | None = None
     gain_over_token_high: float | None = None
     draft_tokens: int | None = None  # Guesses proposed.
     draft_parameters: int | None = None
-    draft_bytes: int | None = None  # As they lie in memory.
-    draft_training_minutes: float | None = None  # As its checkpoint says.
+    draft_bytes: int | None = None  # In memory.
+    draft_training_minutes: float | None = None  # According to its checkpoint.
     # Guesses tested and accepted at each position of a step, and steps that accepted 0 to gamma.
     tested_by_position: list[int] | None = None
     accepted_by_position: list[int] | None = None
     accepted_lengths: list[int] | None = None
-    # Of trees, accepted guesses by position and by rank among the successors of the same token.
+    # For trees, accepted guesses by position and by rank among the successors of the same token.
     accepted_by_rank: list[list[int]] | None = None
-    # Speculative less autoregressive quality, and its interval over the examples.
+    # Speculative minus autoregressive quality, and its interval over the examples.
     quality_difference: float | None = None
     quality_difference_low: float | None = None
     quality_difference_high: float | None = None
     truncated: int | None = None  # Sources that were cut to the row's `source_length`.
-    categories: list[Category] | None = None  # Of questions, and all together.
-    # Of the target, draft, vocabulary and texts, see `Resolved.fingerprints`.
+    categories: list[Category] | None = None  # By category of questions, then overall.
+    # Those of target, draft, vocabulary and texts; see `Resolved.fingerprints`.
     fingerprints: dict[str, str] | None = None
 
     def __post_init__(self) -> None:
@@ -133,22 +132,22 @@ class Record:
 
     @property
     def above_ceiling(self) -> bool:
-        """Whether the speed-up exceeds the tokens a call, beyond the reach of even a free draft.
+        """Whether the speed-up exceeds the tokens per call, the limit even for a free draft.
 
         Then the baseline is slower than speculation's target step, as in three rows of the paper.
         """
         ceiling = self.tokens_per_call_predicted_high
-        if ceiling is None:  # Of a record that was written before rules predicted.
+        if ceiling is None:  # The record predates predictions by rules.
             ceiling = theory.expected_tokens(self.alpha_high, self.gamma)
         return self.speedup_low > ceiling
 
 
 def read(path: str | pathlib.Path) -> list[Record]:
-    """The records of a file, in order, none without one; ValueError names a line that is none."""
+    """The records of a file in order, none if it is missing; ValueError names an invalid line."""
     return disk.entries(path, lambda fields: Record(**fields), "record")
 
 
 def of_workers(folder: pathlib.Path) -> list[Record]:
-    """The records that workers have in a folder, each of its own texts, the last of each row."""
+    """The last record of each row from every worker in a folder, each on its own texts."""
     files = sorted(folder.glob("records.*.jsonl"))
     return [one for file in files for one in {x.experiment: x for x in read(file)}.values()]

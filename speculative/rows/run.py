@@ -1,4 +1,4 @@
-"""A row of the tables: one pair, one task, one way of sampling, measured at batch size 1."""
+"""Measures a row of a table: one pair, one task, one way of sampling, at batch size 1."""
 
 import dataclasses
 import datetime
@@ -47,15 +47,14 @@ def run_row(
 ) -> Record:
     """Measures a row on its texts or, without any, on random sources.
 
-    Both ways of decoding run in the same loop and alternate on each example, and so does which of
-    them goes first. A time is the wall-clock time of a whole generation, prefill included; at
-    temperature 0, that of an example is the median of its rounds, which are alike; above it each
-    round draws another sample. Programs are compiled before that. Costs are timed between the
-    examples, because a machine's speed changes within minutes. Examples in `kept`, by an earlier
-    run, are not measured again; this run's are added to them. Of several processes that share the
-    texts, each has those whose number, divided by how many there are, leaves its own, (0, 1) being
-    one alone; its record is of the examples that are there. Without a gamma or a prompt, and where
-    logits are not finite, it raises ValueError.
+    Both ways of decoding run in the same loop and alternate on each example, as does the order of
+    the two. A time is the wall-clock time of a whole generation, prefill included but not
+    compilation. At temperature 0 the rounds of an example are alike, and its time is their median;
+    above it each round draws another sample. Costs are timed between the examples, because a
+    machine's speed changes within minutes. Examples in `kept`, from an earlier run, are not
+    measured again; this run's are added to them. A `share` (K, N) is for one of N processes, which
+    takes the texts whose number modulo N is K; its record covers those of them in `kept`.
+    ValueError is raised without a gamma or a prompt, and if logits are not finite.
     """
     gamma = gamma_of(config, experiment)
     began = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
@@ -66,9 +65,9 @@ def run_row(
     lengths, own = [example.lengths[0] for example in kept], range(share[0], count, share[1])
 
     def scored() -> bool:
-        """Whether alpha has been measured on as many tokens as it is asked for.
+        """Whether alpha has been measured on as many tokens as requested.
 
-        That of trees is counted as they are decoded.
+        The alpha of trees is counted as they are decoded.
         """
         return (
             bool(config.tree)
@@ -101,7 +100,7 @@ def run_row(
 
 
 def _measure(work: Workload, gamma: int, number: int, sample: int, with_alpha: bool) -> Example:
-    """Decodes a sample of an example both ways and compares what came out."""
+    """Decodes a sample of an example both ways and compares the outputs."""
     pair, config, prompt = work.pair, work.config, work.prompts[number]
     seconds: tuple[list[float], list[float]] = [], []
     results = {}
@@ -160,11 +159,11 @@ def _record(
 ) -> Record:
     """The record of a row, from its examples and costs."""
     pair, config = work.pair, work.config
-    found: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     for name in ("task", "draft", "top_k", "verification", "tree", "seed", "simulated_alpha"):
-        found[name] = getattr(config, name)
+        settings[name] = getattr(config, name)
     for name in ("temperature", "top_p", "min_p", "lenience"):
-        found[name] = float(getattr(config, name))
+        settings[name] = float(getattr(config, name))
     paper_alpha, paper_speedup = paper_numbers(config, experiment)
     return Record(
         experiment=experiment,
@@ -182,7 +181,7 @@ def _record(
         draft_parameters=_parameters(pair.draft, pair.params.draft),
         draft_bytes=sum(leaf.nbytes for leaf in jax.tree.leaves(pair.params.draft)),
         draft_training_minutes=pair.training_minutes,
-        **found,
+        **settings,
         **environment.here(),
         **_statistics(config, gamma, examples, costs),
     )
@@ -197,12 +196,12 @@ def _statistics(
     def counts(one: Example) -> tuple[float, ...]:
         return *one.seconds, *one.lengths, one.accepted, one.tested, one.target_calls
 
-    # A text is resampled with all samples of it.
+    # A text is resampled with all of its samples.
     groups = itertools.groupby(examples, operator.attrgetter("number"))
     texts = [list(samples) for _, samples in groups]
     summed = np.array([np.sum([*map(counts, samples)], axis=0) for samples in texts]).T
     seconds, tokens, (accepted, tested, calls) = np.split(summed, (2, 4))
-    by_rank = np.zeros((len(texts), gamma, 1 + Growth.BRANCHES), int)  # First those tested.
+    by_rank = np.zeros((len(texts), gamma, 1 + Growth.BRANCHES), int)  # Tested guesses are first.
     if config.tree:
         for text, samples in zip(by_rank, texts, strict=True):
             for one in samples:
@@ -223,7 +222,7 @@ def _statistics(
         return float(np.concatenate([betas[i] for i in chosen]).mean(dtype=np.float64))
 
     def predicted(chosen: NDArray[np.intp]) -> float:
-        if config.tree:  # Depths by the one before: a path may end where no guess follows.
+        if config.tree:  # Relative to the depth before: a path may end where no guess follows.
             stood = by_rank[chosen, :, 1:].sum(axis=(0, 2))
             reached = np.maximum([calls[chosen].sum(), *stood[:-1]], 1)
             return theory.tree_tokens(stood / reached)
@@ -235,7 +234,7 @@ def _statistics(
         own, token = np.concatenate([blocks[i] for i in chosen]).mean(axis=0)
         return float(own / token)
 
-    # By the record's fields: of how many texts each is, and its value for some of them.
+    # By field of the record: the number of its texts, and its value for a selection of them.
     count, scored = len(calls), len(calls) if config.tree else len(betas)
     measures: dict[str, tuple[int, Callable[[NDArray[np.intp]], float]]] = {
         "speedup": (count, speedup),
@@ -246,19 +245,19 @@ def _statistics(
     }
     if blocks:
         measures["gain_over_token"] = len(blocks), gain
-    found: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     for name, (size, of) in measures.items():
         low, high = interval(of, size, config.seed)
-        found |= {name: of(np.arange(size)), f"{name}_low": low, f"{name}_high": high}
-    found |= _qualities(config, examples)
+        fields |= {name: of(np.arange(size)), f"{name}_low": low, f"{name}_high": high}
+    fields |= _qualities(config, examples)
     ms = 1e3 * seconds.sum(axis=1) / tokens.sum(axis=1)
     by_position = {
         name: np.sum([getattr(example, name) for example in examples], axis=0, dtype=int).tolist()
         for name in ("tested_by_position", "accepted_by_position")
     }
-    rate = found["alpha"]
+    rate = fields["alpha"]
     if config.tree or not rule.by_guess:
-        rate = theory.acceptance_rate(found["tokens_per_call_predicted"], gamma)
+        rate = theory.acceptance_rate(fields["tokens_per_call_predicted"], gamma)
     c, v = costs.c(gamma), costs.verify_cost(gamma)
 
     def of_chain(value: float) -> float | None:
@@ -267,7 +266,7 @@ def _statistics(
     compared = config.sampling.greedy and rule.exact
     differences = [example.difference for example in examples]
     return (
-        found
+        fields
         | by_position
         | {
             "num_examples": count,
@@ -276,7 +275,7 @@ def _statistics(
             "nodes": sum(one.draft_tokens for one in examples) / calls.sum()
             if config.tree
             else None,
-            "tokens_per_call_expected": of_chain(theory.expected_tokens(found["alpha"], gamma)),
+            "tokens_per_call_expected": of_chain(theory.expected_tokens(fields["alpha"], gamma)),
             "c": c,
             "verify_cost": v,
             "ms_target_step": costs.ms_target_step,
@@ -306,7 +305,7 @@ def _statistics(
 
 
 def merged(of_workers: Sequence[Record], config: RowConfig, examples: list[Example]) -> Record:
-    """The record of a row from those of workers that shared its texts, and all its examples.
+    """Merges the records of workers that shared a row's texts, given all of its examples.
 
     Costs are the medians of the workers', measured side by side.
     """
@@ -322,12 +321,12 @@ def merged(of_workers: Sequence[Record], config: RowConfig, examples: list[Examp
         ms_verify={first.gamma: median("ms_verify")},
         ms_proposal={first.gamma: first.gamma * median("ms_draft_step")},
     )
-    found = _statistics(config, first.gamma, examples, costs)
-    return dataclasses.replace(first, **found, **beside(of_workers))
+    fields = _statistics(config, first.gamma, examples, costs)
+    return dataclasses.replace(first, **fields, **beside(of_workers))
 
 
 def beside(of_workers: Sequence[Record]) -> dict[str, Any]:
-    """The fields of a record that tell of the workers that shared its texts."""
+    """The fields of a record about the workers that shared its texts."""
     costs = {"c_beside": "c", "verify_cost_beside": "verify_cost"}
     return {"workers": len(of_workers)} | {
         name: statistics.median(getattr(record, field) for record in of_workers)
@@ -357,7 +356,7 @@ def _qualities(config: RowConfig, examples: list[Example]) -> dict[str, Any]:
 
 
 def _parameters(draft: Draft, params: PyTree) -> int:
-    """The numbers of a draft, without those with which its layout for decoding is padded."""
+    """The number of a draft's parameters, without the padding of its layout for decoding."""
     if isinstance(draft, MixedDraft):
         return _parameters(draft.model, params[0]) + _parameters(draft.lookup, params[1])
     if isinstance(model := getattr(draft, "model", None), FlaxModel):

@@ -1,4 +1,4 @@
-"""Where the models of a row come from: a folder, the package, or random numbers."""
+"""Finds and loads the models of a row: from a folder, the package, or random numbers."""
 
 import contextlib
 import functools
@@ -18,9 +18,9 @@ from speculative.types import PyTree
 
 
 class Loader:
-    """Resolves the models of rows, each once, and loads them, one row after the other.
+    """Resolves each model of several rows once, and loads the models row by row.
 
-    A target that stays is loaded once, and there is never more than one target in memory.
+    A target that consecutive rows share is loaded once, and only one target is in memory at a time.
     """
 
     def __init__(self) -> None:
@@ -35,17 +35,17 @@ class Loader:
         target, draft = names if random else (find(config, name, self._open) for name in names)
         how = config.dtype, config.vocabulary, random, config.quantize, config.quantize_draft
         how = *how, config.mesh, config.draft_mesh
-        found = self._resolve(target, draft, *how)
-        found.require_trees(config.tree)
-        return found
+        resolved = self._resolve(target, draft, *how)
+        resolved.require_trees(config.tree)
+        return resolved
 
     def __call__(self, config: RowConfig) -> Pair:
         """The models of a row, loaded."""
-        found = self.resolve(config)
-        if self._target and self._target[0] != found.target:
+        resolved = self.resolve(config)
+        if self._target and self._target[0] != resolved.target:
             self._target = None
-        pair = found.load(self._target[1] if self._target else None)
-        self._target = found.target, pair.params.target
+        pair = resolved.load(self._target[1] if self._target else None)
+        self._target = resolved.target, pair.params.target
         return pair
 
 
@@ -66,8 +66,8 @@ def find(
     if config.checkpoints is None:
         if name in SIZES and not checkpoints.known(name):
             raise ValueError(
-                f"The row is of {name}; say where its checkpoint is (--checkpoints=DIR), or time "
-                "it with random weights (--weights=random --simulated_alpha=A)."
+                f"The row uses {name}; say where its checkpoint is (--checkpoints=DIR), or time it "
+                "with random weights (--weights=random --simulated_alpha=A)."
             )
         return name
     remote, folder = config.checkpoints.startswith("gs://"), config.checkpoints.rstrip("/")
@@ -84,23 +84,23 @@ def find(
 
 
 def sizes(config: RowConfig) -> list[Config]:
-    """The sizes of a row's target and, where it is a model, its draft.
+    """The sizes of a row's target and, if it is a model, its draft.
 
-    They are those of the checkpoints, or of `models.SIZES` where weights are random or none are
-    named.
+    They come from the checkpoints, or from `models.SIZES` if weights are random or no folder of
+    checkpoints is named.
     """
     random, free = config.checkpoints == RANDOM, config.checkpoints is None
-    found = []
+    configs = []
     for name in (config.target, named.parts(config.draft)[0]):
-        if random and name == DISTILLED and found:
-            found.append((usual(found[0][0]), "bfloat16"))
+        if random and name == DISTILLED and configs:
+            configs.append((usual(configs[0][0]), "bfloat16"))
         elif name in SIZES and (random or free and not checkpoints.known(name)):
-            found.append((SIZES[name], "bfloat16"))
+            configs.append((SIZES[name], "bfloat16"))
         elif name:
             checkpoint = checkpoints.open(find(config, name))
-            found.append((checkpoint.config, checkpoint.dtype))
+            configs.append((checkpoint.config, checkpoint.dtype))
     held = config.quantize or "none", config.quantize_draft or usual_quantize()
     return [
         size.replace(dtype=config.dtype or usual_dtype(stored), quantize=quantize)
-        for (size, stored), quantize in zip(found, held, strict=False)
+        for (size, stored), quantize in zip(configs, held, strict=False)
     ]

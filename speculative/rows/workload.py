@@ -1,4 +1,4 @@
-"""What a row decodes, ready for it: a pair, its settings, and sources of one width."""
+"""A row's workload: a pair, its settings, and sources of one width."""
 
 import dataclasses
 import statistics
@@ -17,7 +17,7 @@ from speculative.rows import chats, memory
 from speculative.rows.config import RowConfig
 from speculative.tasks.prompts import Prompt
 
-RANDOM_EXAMPLES = 8  # Random sources, where a row does not say how many.
+RANDOM_EXAMPLES = 8  # The number of random sources, if a row does not set it.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Workload:
     config: RowConfig
     prompts: list[Prompt]  # The texts [N]; those of random sources are empty.
     sources: jax.Array  # [N, S] of one width, so that each way of decoding is compiled once.
-    truncated: int = 0  # Sources that were cut.
+    truncated: int = 0  # The number of sources that were cut.
 
     def decoding(self, gamma: int) -> Decoding:
         """The settings of a generation."""
@@ -45,7 +45,7 @@ class Workload:
         return one.sample(sample)
 
     def decode(self, number: int, gamma: int, sample: int = 0) -> tuple[Output, float]:
-        """Decodes a sample, and gives the seconds that it took, prefill included."""
+        """Decodes a sample; also returns the seconds that it took, prefill included."""
         one = self.request(number, gamma, sample)
         source, draws = jax.block_until_ready((one.source, one.draws))
         began = time.perf_counter()
@@ -53,9 +53,9 @@ class Workload:
         return output, time.perf_counter() - began
 
     def meter(self, gammas: Sequence[int], lengths: Sequence[int]) -> CostMeter:
-        """Times costs with a source of as many tokens as sources have in the mean.
+        """Times costs with a source whose length is the mean of the sources'.
 
-        The cache is the one in which the median of outputs of such lengths ends.
+        The cache has the size in which the median of outputs of such lengths ends.
         """
         config = self.decoding(max(gammas))
         needed = max(int(statistics.median_high(lengths)), ITERATIONS) + config.room
@@ -70,8 +70,8 @@ class Workload:
 def workload(pair: Pair, config: RowConfig, prompts: Sequence[Prompt] | None) -> Workload:
     """Encodes the first `config.num_examples` prompts; None gives random sources.
 
-    Longer sources than the row's `source_length` are cut, which is said. An empty one is a
-    ValueError, and so are sources that the device's memory cannot hold.
+    Sources longer than the row's `source_length` are cut, with a warning. An empty source raises
+    ValueError, and so do sources that do not fit the device's memory.
     """
     if prompts is None:
         rng = np.random.default_rng(config.seed)

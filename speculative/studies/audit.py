@@ -1,8 +1,8 @@
-"""Whether samples that any program made are a target's own: `speculative audit`.
+"""Tests whether samples from any program are a target's own: `speculative audit`.
 
-The program is not run: its samples come from a file, a text a line, and are scored by the target.
-At temperature 0 every token must be the target's argmax, but for near ties. At others tests look at
-first tokens, at every token and at pairs of neighbours, and at the likelihood: see docs/audit.md.
+The program is not run: its samples come from a file, one text per line, and the target scores them.
+At temperature 0 every token must be the target's argmax, except for near ties. Above it, tests look
+at first tokens, every token, pairs of neighbours, and the likelihood: see docs/audit.md.
 """
 
 import dataclasses
@@ -35,37 +35,37 @@ from speculative.sampling import Sampling, standardise
 from speculative.types import Fields, Inputs, PyTree, Rows, Tokens
 
 FEWEST = goodness.EXPECTED * goodness.PAIR_CELLS**2 * 2
-"""Tokens with which a pair of neighbours is expected in each cell often enough."""
+"""The least number of tokens for which each cell of pairs is expected often enough."""
 
-BEGINNING = 3  # Tokens of a text that are tested together, where a prompt has many samples.
-ROWS = 64  # Texts that are scored at a time,
-NUMBERS = 2**24  # or as many as have so many probabilities: 64 MiB of float32.
+BEGINNING = 3  # First tokens of a text that are tested together, if a prompt has many samples.
+ROWS = 64  # The most texts that are scored at a time.
+NUMBERS = 2**24  # The most probabilities that are computed at a time: 64 MiB of float32.
 
-CERTAIN = 1e-4  # Nats that -ln p varies by where float32 cannot tell by how much.
+CERTAIN = 1e-4  # Nats: a standard deviation of -ln p that float32 cannot resolve.
 
 WIDEST = "bfloat16"
-"""The number format whose rounding is the most that log-probabilities are excused by."""
+"""The coarsest number format whose rounding may explain differences of log-probabilities."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Sample:
     """A text that a program made."""
 
-    number: int  # From 1; of a file's texts, the line.
+    number: int  # From 1; in a file, the number of the line.
     source: tuple[int, ...]  # The tokens of the source or prompt.
-    tokens: list[int]  # With the end of sequence unless it was cut.
+    tokens: list[int]  # Including the end of sequence, unless the text was cut.
     logprobs: list[float] | None = None  # Natural logarithms, as the program computed them.
 
 
 @dataclasses.dataclass(frozen=True)
 class Unexplained:
-    """A log-probability that a program gave and that rounding does not explain."""
+    """A program's log-probability that rounding does not explain."""
 
     text: int  # The number of the text and the position of the token, from 1.
     position: int
-    given: float | None  # None if it is not finite, as no token that was emitted has it.
-    target: float  # The target's own, in nats as `given`.
-    allowed: float  # How far rounding may take one from the other.
+    given: float | None  # None if it is not finite, which no emitted token's can be.
+    target: float  # The target's own, in nats like `given`.
+    allowed: float  # The largest difference that rounding explains.
 
     def __str__(self) -> str:
         where = f"token {self.position} of text {self.text}"
@@ -79,19 +79,19 @@ class Unexplained:
 
 @dataclasses.dataclass(frozen=True)
 class Audit:
-    """What was found in the samples of a program."""
+    """The findings in the samples of a program."""
 
     texts: int
     prompts: int
     tokens: int
     edges: int  # Tokens at the edge of top-k or top-p, where rounding decides; they are not tested.
-    # Texts by their numbers and positions, from 1, of tokens that the target never says; at
-    # temperature 0, of those that are not the argmax.
+    # Numbers of texts and positions, from 1, of tokens that the target never emits; at temperature
+    # 0, of tokens that are not the argmax.
     impossible: list[tuple[int, int]]
     unexplained: list[Unexplained]  # Log-probabilities that are not the target's, even rounded.
-    near_ties: int | None  # At temperature 0, tokens that are not the argmax by rounding alone.
-    tests: list[GTest]  # Of what was sampled; none at temperature 0.
-    largest_difference: float | None  # Of the program's log-probabilities from the target's.
+    near_ties: int | None  # At temperature 0, tokens that are not the argmax only by rounding.
+    tests: list[GTest]  # The tests of sampled tokens; none at temperature 0.
+    largest_difference: float | None  # Between the program's log-probabilities and the target's.
     false_alarm: float  # The probability that `passed` is false for samples of the target.
 
     @property
@@ -102,36 +102,38 @@ class Audit:
         return sampled and not self.impossible and not self.unexplained
 
     def verdict(self) -> str:
-        """What was found, in a sentence or two that begin with PASSED or FAILED."""
+        """The findings in a sentence or two, which begin with PASSED or FAILED."""
         plural, greedy = "s" * (self.prompts > 1), self.near_ties is not None
-        said = f"{self.texts} texts of {self.prompts} prompt{plural}, {self.tokens} tokens; "
+        findings = f"{self.texts} texts of {self.prompts} prompt{plural}, {self.tokens} tokens; "
         if self.impossible:
             text, position = self.impossible[0]
             what = "are not the argmax" if greedy else "have probability 0"
-            said += f"{len(self.impossible)} of them {what}, first token {position} of text {text}"
-            said += "; " if greedy else "."
+            findings += (
+                f"{len(self.impossible)} of them {what}, first token {position} of text {text}"
+            )
+            findings += "; " if greedy else "."
         if greedy:
-            said += f"{self.near_ties} of them differ from the argmax by a near tie."
+            findings += f"{self.near_ties} of them differ from the argmax by a near tie."
         elif not self.impossible:
-            said += ", ".join(f"{test.name} p = {test.p_value:.3g}" for test in self.tests)
-            said += f". The target's own samples fail with probability {self.false_alarm:g}."
+            findings += ", ".join(f"{test.name} p = {test.p_value:.3g}" for test in self.tests)
+            findings += f". The target's own samples fail with probability {self.false_alarm:g}."
             if self.largest_difference is not None and not self.unexplained:
-                said += (
+                findings += (
                     " The program's log-probabilities differ from the target's by up to "
                     f"{self.largest_difference:.2g}, which the tests allow for."
                 )
             if self.edges:
-                said += f" {self.edges} tokens at the edge of top-k or top-p were left out."
+                findings += f" {self.edges} tokens at the edge of top-k or top-p were left out."
         if self.unexplained:
-            said += (
+            findings += (
                 f" {len(self.unexplained)} of the program's log-probabilities are not those of "
                 f"the target with these settings, in {WIDEST} or a finer format: "
                 f"{self.unexplained[0]}; give those of the distribution that was sampled, or none."
             )
-        return f"{'PASSED' if self.passed else 'FAILED'}: {said}"
+        return f"{'PASSED' if self.passed else 'FAILED'}: {findings}"
 
     def fields(self) -> dict[str, Any]:
-        """As `--json` prints it."""
+        """The fields that `--json` prints."""
         return dataclasses.asdict(self) | {"passed": self.passed, "verdict": self.verdict()}
 
 
@@ -139,25 +141,25 @@ Encode = Callable[[str], NDArray[np.int_]]
 
 
 def read(path: pathlib.Path, encode: Encode, config: Decoding) -> list[Sample]:
-    """The samples of a file of JSON lines with `prompt` or `prompt_tokens`, and `tokens`.
+    """Reads samples from a file of JSON lines with `prompt` or `prompt_tokens`, and `tokens`.
 
-    Where a line has settings of sampling, they must be those of the audit, which `config` has.
+    If a line has settings of sampling, they must be those of the audit, in `config`.
 
     Raises:
-        ValueError: a line is no sample; the message has its number. Or there are none.
+        ValueError: a line is no sample (the message has its number), or there are none.
     """
     if not path.is_file():
-        raise ValueError(f"There is no file {path}; give one of samples, a JSON object a line.")
-    found = []
+        raise ValueError(f"There is no file {path}; give one of samples, one JSON object per line.")
+    samples = []
     for number, line in enumerate(path.read_bytes().splitlines(), 1):
         if line.strip():
             try:
-                found.append(_sample(number, json.loads(line), encode, config))
+                samples.append(_sample(number, json.loads(line), encode, config))
             except (ValueError, TypeError, RecursionError, OverflowError) as error:
                 raise ValueError(f"Line {number} of {path} is no sample: {error}") from error
-    if not found:
-        raise ValueError(f"{path} holds no samples; give one a line, as generate --json does.")
-    return found
+    if not samples:
+        raise ValueError(f"{path} holds no samples; give one per line, as generate --json does.")
+    return samples
 
 
 def _sample(number: int, fields: Any, encode: Encode, config: Decoding) -> Sample:
@@ -171,10 +173,10 @@ def _sample(number: int, fields: Any, encode: Encode, config: Decoding) -> Sampl
         raise ValueError("it has neither a prompt, a text, nor prompt_tokens.")
     if len(source) > checks.MAX_TOKENS:
         raise ValueError(f"its prompt has {len(source)} tokens, the limit is {checks.MAX_TOKENS}.")
-    for name, told in dataclasses.asdict(config.sampling).items():
-        if fields.get(name, told) != told:
+    for name, audited in dataclasses.asdict(config.sampling).items():
+        if fields.get(name, audited) != audited:
             raise ValueError(
-                f"its {name} is {fields[name]!r}, but the audit is of {told} (--{name})."
+                f"its {name} is {fields[name]!r}, but the audit's is {audited} (--{name})."
             )
     tokens, most = _whole_numbers(fields, "tokens", config.vocab_size), config.max_length
     if not 1 <= len(tokens) <= most:
@@ -191,7 +193,7 @@ def _sample(number: int, fields: Any, encode: Encode, config: Decoding) -> Sampl
     logprobs = fields.get("logprobs")
     if logprobs is not None:
         fits = isinstance(logprobs, list) and len(logprobs) == len(tokens)
-        # Those that are not finite can be read, and are found unexplained.
+        # Values that are not finite can be read, and are reported as unexplained.
         if not fits or any(type(x) not in (int, float) or 1e-6 < x < math.inf for x in logprobs):
             raise ValueError("logprobs must be a number of at most 0 for each token.")
         logprobs = [float(x) for x in logprobs]
@@ -199,25 +201,25 @@ def _sample(number: int, fields: Any, encode: Encode, config: Decoding) -> Sampl
 
 
 def _whole_numbers(fields: Fields, name: str, vocab_size: int) -> list[int]:
-    given = fields.get(name)
-    if not isinstance(given, list) or not all(type(token) is int for token in given):
+    tokens = fields.get(name)
+    if not isinstance(tokens, list) or not all(type(token) is int for token in tokens):
         raise ValueError(f"{name} must be a list of whole numbers.")
-    if wrong := [token for token in given if not 0 <= token < vocab_size]:
+    if wrong := [token for token in tokens if not 0 <= token < vocab_size]:
         raise ValueError(f"{name} has {wrong[0]}; the target's tokens are 0 to {vocab_size - 1}.")
-    return given
+    return tokens
 
 
 class _Scores(NamedTuple):
-    """Of each token [B, L]: what the tests need of the target's distribution there."""
+    """For each token [B, L], properties of the target's distribution that the tests need."""
 
-    below: Array  # The probability of all that are likelier, or as likely and before it.
-    own: Array  # Its probability.
-    entropy: Array  # Of the distribution, in nats.
-    variance: Array  # Of -ln p there.
-    near: Array  # Whether it is the best or is kept by top-k, top-p and min-p, but for rounding,
-    near_widest: Array  # and whether it is but for the rounding of `WIDEST`.
-    radius: Array  # How much the rounding of `WIDEST` changes a log-probability, of
-    edge: Array  # which this much is by what it adds to or takes from the tokens that are kept.
+    below: Array  # The probability of all tokens that are likelier, or as likely and before it.
+    own: Array  # The token's probability.
+    entropy: Array  # The distribution's, in nats.
+    variance: Array  # The variance of -ln p.
+    near: Array  # Whether, up to rounding, it is the best or kept by top-k, top-p and min-p.
+    near_widest: Array  # The same, up to the rounding of `WIDEST`.
+    radius: Array  # The most by which the rounding of `WIDEST` changes a log-probability.
+    edge: Array  # The part of `radius` from tokens that rounding adds to or takes from those kept.
     first: Array  # [B, V] the distribution of the first token.
 
 
@@ -232,7 +234,7 @@ def _score(
     relative: tuple[float, ...],
     vocab_size: int,
 ) -> _Scores:
-    """Of texts [B, L] and the row [B] of each one's source [U, S].
+    """Scores texts [B, L], given the row [B] of each one's source [U, S].
 
     `relative` is the `rounding` of logits of magnitude 1 in the target's dtype and in `WIDEST`.
     """
@@ -252,7 +254,7 @@ def _score(
     )
     edge = jnp.zeros_like(own)
     if sampling.truncated:
-        # At most those are kept that rounding can add, and at least those that it cannot take.
+        # `most` keeps all tokens that rounding can add, `least` only those it cannot take away.
         most, least = (
             logits >= _least_kept(logits, sampling, radius) for radius in (widest, -widest)
         )
@@ -268,9 +270,9 @@ def _score(
 def _least_kept(logits: Array, sampling: Sampling, radius: Array) -> Array:
     """The least logit [..., 1] with which a token is kept, of logits [..., V].
 
-    Rounding changes the difference of two logits by `radius` [...] at most, in the token's favour;
-    if that is negative, to its disadvantage. A ratio of two probabilities, and so the odds of a
-    set of tokens, then change by exp(radius / temperature) at most.
+    Rounding changes the difference of two logits by `radius` [...] at most, in the token's favour
+    or, if negative, to its disadvantage. A ratio of two probabilities, and so the odds of a set of
+    tokens, then change by exp(radius / temperature) at most.
     """
     rows, radius = logits.reshape(-1, logits.shape[-1]), radius.reshape(-1)
     values, kinds = (
@@ -288,13 +290,13 @@ def _least_kept(logits: Array, sampling: Sampling, radius: Array) -> Array:
 
 
 def require_enough(samples: Sequence[Sample], sampling: Sampling) -> None:
-    """Raises ValueError if samples have so few tokens that they decide nothing."""
+    """Raises ValueError if samples have too few tokens to test."""
     count = sum(len(sample.tokens) for sample in samples)
     if not sampling.greedy and count < FEWEST:
         needed = math.ceil(FEWEST / (count / len(samples)))
         raise ValueError(
-            f"{len(samples)} samples of {count} tokens decide nothing; it takes at least {FEWEST} "
-            f"tokens, some {needed} such samples."
+            f"{len(samples)} samples of {count} tokens are too few to test; it takes at least "
+            f"{FEWEST} tokens, some {needed} such samples."
         )
 
 
@@ -308,12 +310,12 @@ def audit(
 ) -> Audit:
     """Tests samples against the target of a pair; its draft is not used.
 
-    Where a program gave its log-probabilities, the tests allow for how far its distributions are
-    from the target's by them: rounding in another dtype is no fault of its sampler. They allow for
-    no more than the rounding of `WIDEST` explains, and what differs by more is a failure itself.
-    `seed` is of the randomised transform.
+    If a program gave its log-probabilities, the tests allow for the distance from the target's
+    distributions that these show: rounding in another dtype is no fault of its sampler. They allow
+    for no more than the rounding of `WIDEST` explains, and a larger difference is itself a failure.
+    `seed` is for the randomised transform.
     """
-    rng, found, done = np.random.default_rng(seed), _Findings(), 0
+    rng, findings, done = np.random.default_rng(seed), _Findings(), 0
 
     def most(shape: tuple[int, int]) -> int:
         return max(1, min(ROWS, NUMBERS // (shape[1] * pair.vocabulary.size)))
@@ -322,36 +324,36 @@ def audit(
     for batch, rows in batches(ordered, _shape, most):
         on_progress("scoring", done / len(samples))
         done += len(batch)
-        found.add(batch, _scores(pair, rows, sampling), sampling.greedy, rng)
+        findings.add(batch, _scores(pair, rows, sampling), sampling.greedy, rng)
     greedy = sampling.greedy
     return Audit(
         texts=len(samples),
         prompts=len({sample.source for sample in samples}),
         tokens=sum(len(sample.tokens) for sample in samples),
-        edges=0 if greedy else found.edges,
-        impossible=sorted(found.impossible),
-        unexplained=sorted(found.unexplained, key=lambda one: (one.text, one.position)),
-        near_ties=found.edges if greedy else None,
-        tests=[] if greedy or found.impossible else found.tests(),
-        largest_difference=None if greedy else max(found.differences, default=None),
+        edges=0 if greedy else findings.edges,
+        impossible=sorted(findings.impossible),
+        unexplained=sorted(findings.unexplained, key=lambda one: (one.text, one.position)),
+        near_ties=findings.edges if greedy else None,
+        tests=[] if greedy or findings.impossible else findings.tests(),
+        largest_difference=None if greedy else max(findings.differences, default=None),
         false_alarm=false_alarm,
     )
 
 
 class _Findings:
-    """What is gathered text by text."""
+    """The findings, gathered text by text."""
 
     def __init__(self) -> None:
         self.impossible: list[tuple[int, int]] = []
         self.unexplained: list[Unexplained] = []
         self.edges = 0
-        self.differences: list[float] = []  # The largest of each text with log-probabilities.
+        self.differences: list[float] = []  # The largest in each text with log-probabilities.
         self._transformed: list[NDArray[np.float64]] = []
-        # Of first tokens, beginnings and all tokens: how much likelier they are to the program than
-        # to the target, in nats, the sum of squares, and the most that rounding explains.
+        # For first tokens, beginnings and all tokens: how much likelier they are to the program
+        # than to the target, in nats, the sum of squares, and the most that rounding explains.
         self._divergences = np.zeros((3, 3))
-        self._likelihood = np.zeros(3)  # Sums of -ln p less the entropy, of variances, of tokens.
-        # By source, of each beginning of its texts: its probability and how many texts have it.
+        self._likelihood = np.zeros(3)  # Sums of -ln p minus the entropy, variances, and tokens.
+        # By source and beginning of its texts: the probability and the number of such texts.
         self._begins: dict[Any, dict[tuple[int, ...], tuple[float, int]]] = defaultdict(dict)
         self._first: dict[Any, tuple[NDArray[np.float32], list[int]]] = {}
 
@@ -364,9 +366,9 @@ class _Findings:
         )
         there = np.arange(own.shape[1]) < np.array([[len(sample.tokens)] for sample in batch])
         inside = there & (own > 0)
-        # Log-probabilities tell of rounding in another dtype, which may let in others, too.
-        told = np.array([[sample.logprobs is not None and not greedy] for sample in batch])
-        edge = there & ~inside & (np.where(told, near_widest, near) > 0)
+        # Log-probabilities show rounding in another dtype, which may admit other tokens, too.
+        logged = np.array([[sample.logprobs is not None and not greedy] for sample in batch])
+        edge = there & ~inside & (np.where(logged, near_widest, near) > 0)
         self.edges += int(edge.sum())
         for row, position in np.argwhere(there & ~inside & ~edge):
             self.impossible.append((batch[row].number, int(position) + 1))
@@ -381,7 +383,7 @@ class _Findings:
         chances = p[:, :BEGINNING].prod(axis=1)
         for row, sample in enumerate(batch):
             if inside[row, 0]:
-                if sample.source not in self._first:  # Not all of its batch is kept.
+                if sample.source not in self._first:  # A copy does not keep the batch in memory.
                     self._first[sample.source] = np.array(scores.first[row]), []
                 self._first[sample.source][1].append(sample.tokens[0])
             if begun[row]:
@@ -400,36 +402,36 @@ class _Findings:
         at_edge: NDArray[np.float64],
     ) -> None:
         """Compares a program's log-probabilities with the target's, -`surprise`, where `inside`."""
-        given, there = np.zeros_like(surprise), np.zeros_like(inside)
+        logprobs, there = np.zeros_like(surprise), np.zeros_like(inside)
         for row, sample in enumerate(batch):
             if sample.logprobs is not None:
                 at = row, slice(len(sample.tokens))
-                given[at], there[at] = sample.logprobs, True
-        finite = np.isfinite(given)
+                logprobs[at], there[at] = sample.logprobs, True
+        finite = np.isfinite(logprobs)
         compared = there & inside & finite
-        differences = np.where(compared, given + surprise, 0.0)
+        differences = np.where(compared, logprobs + surprise, 0.0)
         for row, position in np.argwhere(there & ~finite | (np.abs(differences) > radius)):
             at = row, position
             self.unexplained.append(
                 Unexplained(
                     batch[row].number,
                     int(position) + 1,
-                    float(given[at]) if finite[at] else None,
+                    float(logprobs[at]) if finite[at] else None,
                     -float(surprise[at]),
                     float(radius[at]),
                 )
             )
         self.differences += np.abs(differences[there.any(axis=1)]).max(axis=1).tolist()
         differences = differences.clip(-radius, radius)
-        # Where logarithms of ratios lie in an interval of width w, the divergence is at most
-        # w^2 / 8 (Hoeffding's lemma); tokens that are not kept add the logarithm of their share.
+        # If logarithms of ratios lie in an interval of width w, the divergence is at most w^2 / 8
+        # (Hoeffding's lemma); tokens that are not kept add the logarithm of their share.
         most = np.where(compared, (radius - at_edge) ** 2 / 8 + at_edge, 0.0)
         for part, at in zip(self._divergences, (1, BEGINNING, None), strict=True):
             part += [x[:, :at].sum() for x in (differences, differences**2, most)]
 
     def tests(self) -> list[GTest]:
         """The tests of samples without impossible tokens."""
-        # The mean of that is the divergence; three standard errors are added.
+        # The mean of the differences is the divergence; three standard errors are added.
         total, squares, most = self._divergences.T
         first, beginnings, whole = np.minimum(np.maximum(total, 0) + 3 * np.sqrt(squares), most)
         of_first = [
@@ -437,22 +439,22 @@ class _Findings:
             for p, tokens in self._first.values()
         ]
         excess, variance, count = self._likelihood
-        # Of tokens that are all but certain, there is rounding alone.
+        # If all tokens are nearly certain, the excess is only rounding.
         square = excess**2 / variance if variance > count * CERTAIN**2 else 0.0
-        found = [
+        tested = [
             (_pooled("first tokens", of_first), first),
             (_pooled(f"first {BEGINNING} tokens", map(_cells, self._begins.values())), beginnings),
             (goodness.of_tokens("tokens", self._transformed), whole),
             (goodness.of_pairs("tokens by the one before", self._transformed), whole),
             (goodness.g_test("log-likelihood", int(count), square, 1), whole),
         ]
-        return [goodness.allowing(test, allowed) for test, allowed in found if test]
+        return [goodness.allowing(test, allowed) for test, allowed in tested if test]
 
 
 def _cells(seen: dict[tuple[int, ...], tuple[float, int]]) -> tuple[NDArray[Any], NDArray[Any]]:
-    """How many of a prompt's texts have each beginning, and its probability.
+    """The number of a prompt's texts with each beginning, and its probability.
 
-    All beginnings but those that are expected often enough, seen or not, are counted together.
+    Beginnings that are not expected often enough, seen or not, are counted together.
     """
     shares, counts = np.array(list(seen.values())).T
     often = shares * counts.sum() >= goodness.EXPECTED
@@ -472,13 +474,13 @@ def _pooled(name: str, tables: Iterable[tuple[NDArray[Any], NDArray[Any]]]) -> G
 
 
 def _shape(sample: Sample) -> tuple[int, int]:
-    """The widths of source and text to which a sample is padded, for few programs."""
+    """The widths to which a sample's source and text are padded, so that few programs compile."""
     beginning = len(sample.tokens) <= BEGINNING
     return padded(len(sample.source)), BEGINNING if beginning else -(-len(sample.tokens) // 32) * 32
 
 
 def _scores(pair: Pair, batch: Sequence[Sample], sampling: Sampling) -> _Scores:
-    """Scores of a batch of one shape, whose sources, read once each, are filled up likewise."""
+    """Scores a batch of one shape; each distinct source is read once."""
     width, length = _shape(batch[0])
     places = {source: row for row, source in enumerate(dict.fromkeys(x.source for x in batch))}
     more = [batch[0].source] * (power_of_two(len(places)) - len(places))
@@ -486,5 +488,5 @@ def _scores(pair: Pair, batch: Sequence[Sample], sampling: Sampling) -> _Scores:
     tokens = filled([sample.tokens for sample in batch], length)
     rows = np.array([places[sample.source] for sample in batch], np.int32)
     relative = tuple(float(rounding(1.0, pair.target.config, dtype)) for dtype in (None, WIDEST))
-    given = pair.target, pair.params.target, sources, rows, tokens, sampling, relative
-    return jax.device_get(_score(*given, pair.vocabulary.size))
+    inputs = pair.target, pair.params.target, sources, rows, tokens, sampling, relative
+    return jax.device_get(_score(*inputs, pair.vocabulary.size))

@@ -1,7 +1,7 @@
-"""How far decoding steps are from what the device allows, and up to which batch speculation pays.
+"""Compares decoding steps with the device's limits, and speculation's gain across batch sizes.
 
 At batch 1 a step waits for weights, which many positions share. The more rows a batch has, the more
-its positions cost, and guesses that are rejected are paid for.
+its positions cost, including those of rejected guesses.
 """
 
 import dataclasses
@@ -33,11 +33,11 @@ from speculative.rows.config import RowConfig
 from speculative.rows.workload import Workload, workload
 from speculative.types import PyTree
 
-WIDTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32)  # Positions of a pass that are timed by default.
+WIDTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32)  # Positions per pass that are timed by default.
 GAMMAS = (1, 3, 5, 7, 15)  # Numbers of guesses whose whole steps are timed.
 TURNS = 7
-ROUNDS = 7  # In which texts are decoded at each batch size.
-TEXTS = 8  # That each row of a batch decodes at least, so that its last ones matter little.
+ROUNDS = 7  # Rounds of decoding the texts at each batch size.
+TEXTS = 8  # The least texts per row of a batch, so that the last ones matter little.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,28 +50,28 @@ class Pass:
 
     @property
     def bandwidth(self) -> float:
-        """Bytes a second, as if nothing but reading took time."""
+        """Bytes per second, as if only reading took time."""
         return self.bytes / self.ms * 1e3
 
 
 @dataclasses.dataclass(frozen=True)
 class Bench:
-    """What was measured of a pair."""
+    """The measurements of a pair."""
 
     config: RowConfig
     model: Config  # The target's.
-    parameters: int  # Numbers that a target step reads.
-    bandwidth: float  # Bytes a second of a streaming read.
-    passes: list[Pass]  # Of the target, over several widths.
-    draft_passes: list[Pass]  # Of the draft, if it is a model, over one position and over two.
-    costs: Costs  # Of the steps of decoding, from an empty cache.
+    parameters: int  # The number that a target step reads.
+    bandwidth: float  # Bytes per second of a streaming read.
+    passes: list[Pass]  # The target's, over several widths.
+    draft_passes: list[Pass]  # The draft's, if it is a model, over one position and over two.
+    costs: Costs  # The costs of decoding steps, from an empty cache.
 
     def percent(self, one: Pass) -> float:
-        """Of the streaming read's bandwidth."""
+        """A pass's bandwidth in percent of the streaming read's."""
         return 100 * one.bandwidth / self.bandwidth
 
     def to_json(self) -> str:
-        """All of it, with machine, commit and settings."""
+        """The measurements with machine, commit and settings."""
         config, costs = self.config, self.costs
         fields: dict[str, Any] = {
             "target": config.target,
@@ -95,36 +95,36 @@ class Bench:
 
 @dataclasses.dataclass(frozen=True)
 class Batch:
-    """What was measured at a batch size."""
+    """The measurements at one batch size."""
 
     batch_size: int
-    passes: int  # Times that the texts are decoded in a round.
-    # Of each round, autoregressive and speculative, which took turns.
+    passes: int  # How often the texts are decoded in a round.
+    # In each round, autoregressive and speculative, which took turns.
     seconds: list[tuple[float, float]]
 
 
 @dataclasses.dataclass(frozen=True)
 class Batches:
-    """What was measured at all batch sizes, ascending from 1."""
+    """The measurements at all batch sizes, ascending from 1."""
 
     config: RowConfig
     texts: int
-    tokens: tuple[int, int]  # Of the texts, autoregressive and speculative.
-    tokens_per_call: float  # Of speculative decoding.
+    tokens: tuple[int, int]  # In all texts, autoregressive and speculative.
+    tokens_per_call: float  # In speculative decoding.
     batches: list[Batch]
 
     def rate(self, batch: Batch, way: int) -> float:
-        """Tokens a second: 0 autoregressive, 1 speculative."""
+        """Tokens per second; the way is 0 for autoregressive, 1 for speculative decoding."""
         return batch.passes * self.tokens[way] / float(np.median(batch.seconds, axis=0)[way])
 
     def speedup(self, batch: Batch) -> float:
-        """How many times as fast speculative decoding is: the median of the rounds."""
+        """The speed-up of speculative decoding: the median of the rounds."""
         alone, fast = np.array(batch.seconds).T
-        # Texts of both ways may differ in length.
+        # The texts of the two ways may differ in length.
         return float(np.median(alone / fast)) * self.tokens[1] / self.tokens[0]
 
     def to_json(self) -> str:
-        """All of it, with machine, commit and settings."""
+        """The measurements with machine, commit and settings."""
         fields: dict[str, Any] = (
             dataclasses.asdict(self) | {"gin": self.config.gin()} | environment.here()
         )
@@ -136,7 +136,7 @@ class Batches:
 
 
 def resolve(config: RowConfig, widths: Sequence[int]) -> Resolved:
-    """What `bench` loads; ValueError if it cannot be measured."""
+    """Resolves the models for `bench`; ValueError if the row cannot be measured."""
     if min(widths) < 1 or max(widths) > config.max_length // 2:
         raise ValueError(
             f"Widths must lie between 1 and {config.max_length // 2}, half of the cache of "
@@ -148,9 +148,9 @@ def resolve(config: RowConfig, widths: Sequence[int]) -> Resolved:
             f"bench times chains of guesses, and tree is {config.tree}; leave it out, or give "
             "--batch_sizes. (speculative tune times trees.)"
         )
-    found = weights.resolve(config)
-    memory.require(config, found.configs, config.random_length)
-    return found
+    resolved = weights.resolve(config)
+    memory.require(config, resolved.configs, config.random_length)
+    return resolved
 
 
 def bench(
@@ -196,7 +196,7 @@ def bench(
 def _passes(
     model: Model, params: PyTree, state: Any, cache: int, widths: Sequence[int]
 ) -> list[tuple[int, int, Callable[[], Any], list[float]]]:
-    """Widths, the bytes of a pass, a loop of `ITERATIONS` passes on half a cache, and no times."""
+    """Each width, a pass's bytes, a loop of `ITERATIONS` passes on half a cache, and no times."""
     half = Chunk(jnp.ones((1, cache // 2), jnp.int32))
     state = jax.jit(model.extend)(params, state, half).state
 
@@ -226,29 +226,29 @@ def batches(work: Workload, sizes: Sequence[int], gamma: int, on_progress: OnPro
     """Decodes a workload's texts at each batch size, both ways in turn."""
     count = len(work.sources)
     measured = [Batch(size, -(-TEXTS * size // count), []) for size in sizes]
-    found: list[list[Result]] = []
+    both: list[list[Result]] = []
     for i, batch in enumerate(measured):
         on_progress(f"batch {batch.batch_size}, compiling", i / len(sizes))
-        found = [_decode(work, way, batch)[0] for way in (0, gamma)]
-    gc.freeze()  # A collection looks at all that compiling left, which takes a third of a second.
+        both = [_decode(work, way, batch)[0] for way in (0, gamma)]
+    gc.freeze()  # A collection would take a third of a second for the objects of compiling.
     for turn in range(ROUNDS):
         for i, batch in enumerate(measured):
             on_progress(f"batch {batch.batch_size}, texts", (turn + i / len(sizes)) / ROUNDS)
-            # All that is compared is timed in turn, for machines change speed.
+            # Everything compared is timed in turn, because machines change speed.
             alone, fast = (_decode(work, way, batch)[1] for way in (0, gamma))
             batch.seconds.append((alone, fast))
     gc.unfreeze()
-    alone, fast = (sum(len(result.tokens) for result in results) for results in found)
-    calls = sum(result.target_calls for result in found[1])
+    alone, fast = (sum(len(result.tokens) for result in results) for results in both)
+    calls = sum(result.target_calls for result in both[1])
     return Batches(work.config, count, (alone, fast), fast / calls, measured)
 
 
 def _decode(work: Workload, gamma: int, batch: Batch) -> tuple[list[Result], float]:
-    """The results of all texts, and the seconds of decoding them as often as a batch size asks."""
+    """The results of all texts, and the seconds of decoding them `batch.passes` times."""
     count = len(work.sources)
-    # Each source is read anew; those that share an array would be read once.
-    asked = [work.request(i % count, gamma) for i in range(count * batch.passes)]
-    jax.block_until_ready(asked[-1].source)
+    # Each source is read anew; requests that share an array would read it once.
+    requests = [work.request(i % count, gamma) for i in range(count * batch.passes)]
+    jax.block_until_ready(requests[-1].source)
     began = time.perf_counter()
-    found = work.pair.decode_all(asked, batch_size=batch.batch_size)
-    return found[:count], time.perf_counter() - began
+    results = work.pair.decode_all(requests, batch_size=batch.batch_size)
+    return results[:count], time.perf_counter() - began

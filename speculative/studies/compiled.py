@@ -1,7 +1,7 @@
-"""A row's programs, compiled for a TPU that need not be there: memory, copies, times by estimate.
+"""Compiles a row's programs for a TPU that need not be present: memory, copies, estimated times.
 
-The programs are the very ones that a run dispatches. Times are from the TPU compiler's estimates of
-cycles (`measurement.schedule`); only a chip can tell how long they take.
+The programs are the very ones that a run dispatches. Times follow from the TPU compiler's estimates
+of cycles (`measurement.schedule`); only a chip can show how long they take.
 """
 
 import contextlib
@@ -36,38 +36,38 @@ from speculative.rows.config import RANDOM, RowConfig, gamma_of, paper_numbers
 from speculative.tree import Growth
 from speculative.types import PyTree
 
-# Of the vocabularies of T5 and Gemma 3, by the rows of embeddings that hold them.
+# The vocabulary sizes of T5 and Gemma 3, by the rows of embeddings that hold them.
 PIECES = {32_128: 32_100, 262_208: 262_144}
-ALPHAS = 0.6, 0.7, 0.8  # Assumed of rows of random weights, of which nobody tells one.
-DTYPE = "bfloat16"  # Of a row that names none.
-GAMMAS = range(1, checks.MAX_GAMMA + 1)  # Of which the speed-up is told, the best one among them.
+ALPHAS = 0.6, 0.7, 0.8  # Assumed for rows with random weights that have no alpha.
+DTYPE = "bfloat16"  # The default dtype of a row.
+GAMMAS = range(1, checks.MAX_GAMMA + 1)  # The best one is chosen by predicted speed-up.
 WORKERS = 2  # Programs that are compiled at once; each takes one core.
 
 # The programs of a row. The loops decode a text in one dispatch, the steps are streamed.
 PREFILL, LOOP, STEP = "prefill", "autoregressive loop", "autoregressive step"
 SPECULATIVE_LOOP, SPECULATIVE_STEP = "speculative loop", "speculative step"
-READING, SCORING = "reading a text", "scoring"  # Both are of alpha.
+READING, SCORING = "reading a text", "scoring"  # Both measure alpha.
 
 
 @dataclasses.dataclass(frozen=True)
 class Compiled:
-    """One program."""
+    """One compiled program."""
 
-    hbm: int  # Bytes that it needs beside the weights.
-    step: Cost | None  # Of a trip of its decoding loop, with the longest caches; None without one.
-    once: Cost  # Of all of it, one trip of each decoding loop included.
+    hbm: int  # Bytes that it needs in addition to the weights.
+    step: Cost | None  # A trip of its decoding loop, with the longest caches; None without a loop.
+    once: Cost  # The whole program, with one trip of each decoding loop.
     # Instructions that copy an array of a kernel's size: in loops or streamed steps, and elsewhere.
     copies: tuple[list[str], list[str]]
-    gathers: list[str]  # Those of kernels, in decoding loops.
+    gathers: list[str]  # Instructions that gather kernels, in decoding loops.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """A row by the estimate of the TPU's compiler, as `speculative compile --json` prints it.
+    """A row's TPU compiler estimates, as `speculative compile --json` prints them.
 
-    Times are milliseconds, of steps inside the decoding loop unless said, with the longest caches.
-    A floor is the time of reading the weights, and all rows' caches, of a step once. None is what
-    was not compiled: streamed steps of a batch, or all, because the models do not fit.
+    Times are milliseconds, with the longest caches, for steps inside the decoding loop by default.
+    A floor is the time to read a step's weights, and all rows' caches, once. None marks values that
+    were not compiled: those of a batch's streamed steps, or all if the models do not fit.
     """
 
     experiment: str
@@ -88,9 +88,9 @@ class Estimate:
     source_length: int
     max_length: int
     fits: bool
-    hbm_bytes: int  # That the weights and the most demanding program need, on all chips of a mesh.
+    hbm_bytes: int  # For the weights and the most demanding program, on all chips of a mesh.
     hbm_bytes_per_chip: int
-    hbm_limit: int  # Of a chip, as are the weights.
+    hbm_limit: int  # Per chip, like `hbm_weights`.
     hbm_weights: int
     weight_copies: int | None = None  # In decoding loops and streamed steps.
     weight_copies_elsewhere: int | None = None  # Before a loop, in prefill and in scoring.
@@ -103,36 +103,36 @@ class Estimate:
     ms_streamed_target_step: float | None = None
     ms_streamed_step: float | None = None
     ms_step: float | None = None  # Guesses and verification.
-    # Of a chain's or tree's step on a mesh: what chips exchange, and gathers of weights in loops.
+    # On a mesh, the exchanges of chips in a chain's or tree's step, and weight gathers in loops.
     ms_collectives: float | None = None
     collectives: int | None = None
     collective_bytes: int | None = None
     weight_gathers: int | None = None
-    # Where each chip has a whole draft: a guess of one that they share.
+    # If each chip has a whole draft: the time of a guess if they shared it.
     ms_draft_step_shared: float | None = None
-    ms_prefill: float | None = None  # Of target and draft.
-    ms_scoring: float | None = None  # Of a whole text, for alpha.
+    ms_prefill: float | None = None  # Target and draft.
+    ms_scoring: float | None = None  # A whole text, for alpha.
     c: float | None = None
     verify_cost: float | None = None
-    alpha: float | None = None  # Which the speed-ups assume: the paper's, or a simulated one.
+    alpha: float | None = None  # Assumed for the speed-ups: the paper's, or a simulated one.
     speedup_predicted: float | None = None  # With verify_cost, at `gamma`.
     ms_per_token_predicted: float | None = None
     best_gamma: int | None = None
     best_speedup_predicted: float | None = None
     best_ms_per_token_predicted: float | None = None
-    # Of random weights: by an alpha that may be, the best gamma and its speed-up.
+    # For random weights: the best gamma and its speed-up, by assumed alpha.
     speedups_by_alpha: dict[str, tuple[int, float]] = dataclasses.field(default_factory=dict)
-    ms_target_step_one_chip: float | None = None  # Of the same target on one chip, if it fits.
+    ms_target_step_one_chip: float | None = None  # The same target on one chip, if it fits.
     paper_alpha: float | None = None
     paper_speedup: float | None = None
     seconds_to_compile: float | None = None
     jax_version: str = jax.__version__
     libtpu_version: str | None = None
-    fault: str | None = None  # Why it does not fit, and what would.
+    fault: str | None = None  # The reason why it does not fit, and alternatives that do.
 
 
 class DoesNotFit(ValueError):
-    """The models, or a program of theirs, need more memory than the chip has."""
+    """The models, or one of their programs, need more memory than the chip has."""
 
     def __init__(self, need: int, chip: Chip, what: str, shards: int = 1) -> None:
         self.need = need
@@ -152,13 +152,13 @@ class DoesNotFit(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class _Setting:
-    """A row's models and settings, as shapes on a device; what programs are compiled from."""
+    """A row's models and settings, as shapes on a device, from which programs are compiled."""
 
     models: Models
     params: Params
     config: Decoding
     source: Any  # int32 [B, S]
-    device: Any  # Described, the first of a mesh; None is the present one.
+    device: Any  # A described device, the first of a mesh; None is the present one.
     on: Mesh | None = None  # The chips that share the target.
     spread: bool = False  # Whether they share the draft.
 
@@ -169,9 +169,9 @@ class _Setting:
         return dataclasses.replace(self, models=models, params=params, config=self.config.alone)
 
     def placed(self, tree: PyTree) -> PyTree:
-        """Shapes as those of arrays on the described devices; on the present one they lie anyway.
+        """Places shapes on the described devices; for the present one they stay as they are.
 
-        There a sharding would make another program of it for the cache of compiled programs.
+        A sharding there would count as another program in the cache of compiled programs.
         """
         if self.on is not None:
             return sharding.at(tree, self.on, draft=self.spread)
@@ -193,29 +193,29 @@ class _Setting:
         return self.placed(text)
 
     def _queue(self) -> Any:
-        """The loop of a batch, whose rows begin the next text as theirs end."""
+        """The loop of a batch, whose rows start the next text when theirs ends."""
         rows = self.source.shape[0]
         config = Decoding.together([self.config] * rows, self.config.sampling.kinds)
         begun, draws = self.placed((self.begun(), config.draws_struct(rows)))
-        given = self.models, self.params, begun, draws, config, np.int32(1), np.int32(1)
-        return queue.run.lower(*given, device=self.device)
+        arguments = self.models, self.params, begun, draws, config, np.int32(1), np.int32(1)
+        return queue.run.lower(*arguments, device=self.device)
 
     def lowered(self, program: str) -> Any:
         """One of the row's programs, as it is dispatched."""
         models, params, source, config = self.models, self.params, self.source, self.config
         if program == PREFILL:  # A queue begins its texts one by one.
             source = self.placed(jax.ShapeDtypeStruct((1, source.shape[1]), jnp.int32))
-            given = models, params, source, config, config.cache_lengths()[-1]
-            return loop.begin.lower(*given, device=self.device)
+            arguments = models, params, source, config, config.cache_lengths()[-1]
+            return loop.begin.lower(*arguments, device=self.device)
         if program == SCORING:
             read = self.placed(self.lowered(READING).out_info)
-            given = self._text, read, config.sampling, config.rule, config.vocab_size
-            return alpha.acceptances.lower(models, params, source, *given, device=self.device)
+            more = self._text, read, config.sampling, config.rule, config.vocab_size
+            return alpha.acceptances.lower(models, params, source, *more, device=self.device)
         if program == READING:
             assert (draft := models.draft) is not None
             alone, layers = self.alone, draft.layers
-            given = alone.models, alone.params, source, self._text, layers
-            return alpha.reading.lower(*given, device=self.device)
+            arguments = alone.models, alone.params, source, self._text, layers
+            return alpha.reading.lower(*arguments, device=self.device)
         draws = self.placed(jax.eval_shape(lambda: config.draws(0, np.arange(1))))
         if program in (LOOP, SPECULATIVE_LOOP):
             if source.shape[0] > 1:
@@ -237,7 +237,7 @@ class Compiler:
     def estimate(
         self, experiment: str, config: RowConfig, on_progress: OnProgress = lambda what, share: None
     ) -> Estimate:
-        """A row's programs, compiled; `fits` is False where they need too much memory."""
+        """Compiles a row's programs; `fits` is False if they need too much memory."""
         gamma, what = gamma_of(config, experiment), f"{config.target} with {config.draft}"
         setting = self._setting(config, gamma)
         size, shards = sharding.bytes_a_device(setting.params), setting.on.size if setting.on else 1
@@ -261,13 +261,13 @@ class Compiler:
             "paper_speedup": paper_speedup,
             "libtpu_version": chips.compiler_version(),
         }
-        # Where acceptance is simulated there is nothing to score; that of trees is counted.
+        # Simulated acceptance needs no scoring, and the acceptance of trees is counted.
         scores = config.simulated_alpha is None and not config.tree
         scoring = [READING, SCORING] if scores else []
         # Batches are not streamed.
         streamed = [SPECULATIVE_STEP, STEP] if self._rows == 1 else []
         names = [SPECULATIVE_LOOP, LOOP, *streamed, PREFILL, *scoring]
-        found, began = dict[str, Compiled](), time.perf_counter()
+        compiled, began = dict[str, Compiled](), time.perf_counter()
         try:
             if size > self.chip.hbm:
                 raise DoesNotFit(size, self.chip, what, shards)
@@ -275,16 +275,16 @@ class Compiler:
                 programs = pool.map(lambda name: self._program(setting, name, what), names)
                 for number, name in enumerate(names):
                     on_progress("compiling", number / len(names))
-                    found[name] = next(programs)
+                    compiled[name] = next(programs)
         except DoesNotFit as error:
             known |= {"hbm_bytes": shards * error.need, "hbm_bytes_per_chip": error.need}
             return Estimate(**known, fits=False, fault=str(error))
         beside = self._beside(config, gamma, what) if setting.on else {}
         seconds = time.perf_counter() - began
-        need = size + max(one.hbm for one in found.values())
+        need = size + max(one.hbm for one in compiled.values())
         fault = str(DoesNotFit(need, self.chip, what, shards)) if need > self.chip.hbm else None
-        inside, elsewhere = (sum(len(one.copies[i]) for one in found.values()) for i in (0, 1))
-        alone, both = (found[name].step for name in (LOOP, SPECULATIVE_LOOP))
+        inside, elsewhere = (sum(len(one.copies[i]) for one in compiled.values()) for i in (0, 1))
+        alone, both = (compiled[name].step for name in (LOOP, SPECULATIVE_LOOP))
         assert alone is not None and both is not None
         begun = setting.placed(setting.begun())
         read_once = [  # Bytes.
@@ -299,14 +299,14 @@ class Compiler:
         speedups = {} if rate is None else _speedups(config, rate, c, v)
         assumed = ALPHAS if rate is None and config.checkpoints == RANDOM else ()
         by_alpha = {str(one): _speedups(config, one, c, v) for one in assumed}
-        bests = {one: max(found.items(), key=lambda x: x[1]) for one, found in by_alpha.items()}
+        bests = {one: max(gains.items(), key=lambda x: x[1]) for one, gains in by_alpha.items()}
         best = max(speedups, key=speedups.__getitem__, default=None)
-        streamed_ms = [1e3 * found[name].once.seconds for name in streamed] or [None, None]
+        streamed_ms = [1e3 * compiled[name].once.seconds for name in streamed] or [None, None]
         on_mesh: dict[str, Any] = {
             "ms_collectives": 1e3 * both.exchanging,
             "collectives": both.collectives,
             "collective_bytes": both.exchanged,
-            "weight_gathers": sum(len(one.gathers) for one in found.values()),
+            "weight_gathers": sum(len(one.gathers) for one in compiled.values()),
         }
         return Estimate(
             **known,
@@ -325,8 +325,8 @@ class Compiler:
             ms_streamed_target_step=streamed_ms[1],
             ms_streamed_step=streamed_ms[0],
             ms_step=1e3 * both.seconds,
-            ms_prefill=1e3 * found[PREFILL].once.seconds,
-            ms_scoring=sum(1e3 * found[name].once.seconds for name in scoring) or None,
+            ms_prefill=1e3 * compiled[PREFILL].once.seconds,
+            ms_scoring=sum(1e3 * compiled[name].once.seconds for name in scoring) or None,
             c=c,
             verify_cost=v,
             alpha=rate,
@@ -341,8 +341,8 @@ class Compiler:
         )
 
     def _beside(self, config: RowConfig, gamma: int, what: str) -> dict[str, Any]:
-        """Of a row on a mesh: the target on one chip, and a draft that chips share, if they fit."""
-        found = dict[str, Any]()
+        """For a mesh, times of the target on one chip and of a shared draft, if they fit."""
+        times = dict[str, Any]()
         one = dataclasses.replace(config, mesh=None, draft_mesh=None)
         shared = dataclasses.replace(config, draft_mesh=config.mesh)
         for field, row, name in (
@@ -355,15 +355,15 @@ class Compiler:
             with contextlib.suppress(DoesNotFit):
                 step = self._program(other, name, what).step
                 assert step is not None
-                found[field] = 1e3 * (step.named / gamma if row == shared else step.seconds)
-        return found
+                times[field] = 1e3 * (step.named / gamma if row == shared else step.seconds)
+        return times
 
     def _setting(self, config: RowConfig, gamma: int) -> _Setting:
         name, free = named.parts(config.draft)
         if free:
             raise ValueError(
-                f"The draft {config.draft} is not a model alone, and this command compiles pairs "
-                f"of models; give {name or 'a checkpoint'} as the draft."
+                f"The draft {config.draft} is not just a model, and this command compiles pairs of "
+                f"models; give {name or 'a checkpoint'} as the draft."
             )
         on = None
         if config.mesh is not None:
@@ -382,8 +382,8 @@ class Compiler:
         source = jax.ShapeDtypeStruct((self._rows, config.random_length), jnp.int32)
         params = Params(*map(_laid_out, sizes, (False, True), shards))
         device = self._devices[0] if self._devices else None
-        given = Models(target, model_draft(draft)), params, decoding, source, device, on, spread
-        made = _Setting(*given)
+        fields = Models(target, model_draft(draft)), params, decoding, source, device, on, spread
+        made = _Setting(*fields)
         placed = Params(*(made.placed(each) for each in params))
         if on and not spread:
             placed = placed._replace(draft=sharding.at(params.draft, on, whole=True))
@@ -416,7 +416,7 @@ class Compiler:
             memory = compiled.memory_analysis()
             hbm = bytes_of(lowered.args_info) - bytes_of(setting.params)
             if setting.on and hbm >= bytes_of(begun := setting.begun()):
-                # Of what is given chips share caches.
+                # Chips share the caches among the arguments.
                 hbm += sharding.bytes_a_device(setting.placed(begun)) - bytes_of(begun)
             hbm += beside_arguments(memory)
             step, once = max(loops, default=None), schedule.cost(program.entry)
@@ -426,41 +426,41 @@ class Compiler:
 
 
 def beside_arguments(memory: Any) -> int:
-    """The bytes of a compiled program's analysis that it needs beside its arguments."""
+    """The bytes that a program needs in addition to its arguments, by its memory analysis."""
     own = memory.temp_size_in_bytes + memory.generated_code_size_in_bytes
     return own + memory.output_size_in_bytes - memory.alias_size_in_bytes
 
 
 def _speedups(config: RowConfig, alpha: float, c: float, v: float) -> dict[int, float]:
-    """The speed-up by gamma, if a guess, or a level of a tree, costs the same whatever gamma is.
+    """The speed-up by gamma, if a guess, or a level of a tree, costs the same at any gamma.
 
-    Trees are accepted as `theory.shares_by_rank` says, and are the best of as many guesses.
+    Trees are accepted according to `theory.shares_by_rank`, and are the best with so many guesses.
     """
     coupled = config.verification == "coupled" and not config.sampling.greedy
     if not config.tree and not coupled:
         return {g: theory.speedup(alpha, g, c, v) for g in GAMMAS}
-    shares, found = theory.shares_by_rank(alpha, config.sampling.greedy), dict[int, float]()
+    shares, speedups = theory.shares_by_rank(alpha, config.sampling.greedy), dict[int, float]()
     for g in GAMMAS:
         if config.tree >= g:
             best = theory.best_tree(shares, config.tree, g, Growth.WIDTH)
             tokens = theory.tree_tokens(best)
         else:
             tokens = theory.expected_tokens(shares[0], g)
-        found[g] = tokens / (g * c + v)
-    return found
+        speedups[g] = tokens / (g * c + v)
+    return speedups
 
 
 def _laid_out(size: Config, draft: bool, shards: int) -> PyTree:
     """The shapes of a model's parameters as they lie on a TPU, or on several that share them."""
     lay_out = functools.partial(for_decoding, draft=draft, shards=shards, platform="tpu")
-    given = sharding.placed(size, None)
-    return jax.eval_shape(functools.partial(lay_out, quantize=size.quantize), given)
+    shapes = sharding.placed(size, None)
+    return jax.eval_shape(functools.partial(lay_out, quantize=size.quantize), shapes)
 
 
 def _kernels(params: Params, part: bool) -> set[tuple[str, int]]:
-    """The element types, as programs name them, and numbers of elements of all matrices.
+    """The element types, as programs name them, and the numbers of elements of all matrices.
 
-    They are of whole matrices, or of the part that a chip has. Those of int8 may be widened too,
+    They are those of whole matrices, or of each chip's part. Matrices in int8 may be widened too,
     which would be a copy of twice the size.
     """
     leaves: list[Array] = [leaf for leaf in jax.tree.leaves(params) if leaf.ndim == 2]
@@ -476,12 +476,12 @@ def _kernels(params: Params, part: bool) -> set[tuple[str, int]]:
 
 
 def explained(error: Exception, chip: Chip, what: str) -> Exception:
-    """The error of a program that needs too much memory, or as it is."""
-    said = str(error)
-    found = re.search(
-        r"(?:required for HLO temporaries \(|Used )([\d.]+)([KMGT]).*?exceed", said, re.S
+    """`DoesNotFit` if a program needs too much memory, otherwise the error itself."""
+    message = str(error)
+    size = re.search(
+        r"(?:required for HLO temporaries \(|Used )([\d.]+)([KMGT]).*?exceed", message, re.S
     )
-    if "RESOURCE_EXHAUSTED" not in said or found is None:
+    if "RESOURCE_EXHAUSTED" not in message or size is None:
         return error
-    need = int(float(found[1]) * 2 ** {"K": 10, "M": 20, "G": 30, "T": 40}[found[2]])
+    need = int(float(size[1]) * 2 ** {"K": 10, "M": 20, "G": 30, "T": 40}[size[2]])
     return DoesNotFit(max(need, chip.hbm + 1), chip, what)

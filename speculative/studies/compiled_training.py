@@ -1,8 +1,8 @@
-"""A training run, compiled for chips that need not be there: memory, time, share of the peak.
+"""Compiles a training run for chips that need not be present: memory, time, share of the peak.
 
-The program is the very step that a run dispatches (`training.loop.program`), its time by the TPU
-compiler's estimates and the chips' links (`measurement.schedule`). Only chips tell how long it
-takes.
+The program is the very step that a run dispatches (`training.loop.program`). Its time follows from
+the TPU compiler's estimates and the chips' links (`measurement.schedule`); only chips can show how
+long it takes.
 """
 
 import dataclasses
@@ -26,14 +26,14 @@ from speculative.training import loop
 from speculative.training.cost import operations
 from speculative.training.train import CrossEntropy
 
-MODEL_PARTS = (1, 2, 4, 8)  # Of the meshes that are tried.
+MODEL_PARTS = (1, 2, 4, 8)  # Parts of the model in the meshes that are tried.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainingEstimate:
-    """A run by the estimate of the TPU's compiler, as `speculative compile --json` prints it.
+    """A run's TPU compiler estimates, as `speculative compile --json` prints them.
 
-    None is what was not compiled, because it does not fit.
+    None marks values that were not compiled because the run does not fit.
     """
 
     config: str
@@ -52,34 +52,34 @@ class TrainingEstimate:
     hbm_bytes_per_chip: int  # Parameters, moments, gradient and activations.
     hbm_limit: int
     steps: int
-    operations: float  # That a step needs; what is computed again for the gradient counts once.
-    peak_flops_per_chip: float  # Published, of products in bfloat16.
+    operations: float  # Per step; those repeated for the gradient count once.
+    peak_flops_per_chip: float  # Published, for products in bfloat16.
     ms_step: float | None = None
     share_of_peak: float | None = None
-    ms_collectives: float | None = None  # Those in the background included, which cost less.
+    ms_collectives: float | None = None  # Including those in the background, which cost less.
     collectives: int | None = None
     collective_bytes: int | None = None
-    hours: float | None = None  # Of all steps, without evaluation, checkpoints and compilation.
+    hours: float | None = None  # All steps, without evaluation, checkpoints and compilation.
     chip_hours: float | None = None
     seconds_to_compile: float | None = None
     jax_version: str = jax.__version__
     libtpu_version: str | None = None
-    fault: str | None = None  # Why it does not fit, and what would.
+    fault: str | None = None  # The reason why it does not fit, and remedies.
 
 
 def meshes(topology: str, config: loop.TrainConfig) -> list[str]:
-    """Those that are tried where none is named: all chips, by the shares of a model."""
-    count, found = len(chips.devices(topology)), list[str]()
+    """The meshes to try if none is named: all chips, by the number of parts of the model."""
+    count, names = len(chips.devices(topology)), list[str]()
     rows = config.batch_size // config.microbatches
     for parts in MODEL_PARTS:
         if count % parts == 0 and rows % (count // parts) == 0:
-            found.append(f"{sharding.DATA}:{count // parts},{sharding.MODEL}:{parts}")
-    if not found:
+            names.append(f"{sharding.DATA}:{count // parts},{sharding.MODEL}:{parts}")
+    if not names:
         raise ValueError(
             f"No mesh of the {count} chips of {topology} divides the {rows} rows of a microbatch; "
             "take another batch_size (TrainConfig.batch_size), or name a mesh (--mesh)."
         )
-    return found
+    return names
 
 
 def estimate(
@@ -92,7 +92,7 @@ def estimate(
     z_loss: float = 1e-4,
     on_progress: OnProgress = lambda what, share: None,
 ) -> TrainingEstimate:
-    """A run's step on a mesh of a topology; ValueError if the mesh does not fit batch or chips.
+    """Compiles a run's step for a mesh; ValueError if the mesh does not fit batch or chips.
 
     T5 v1.1 XXL takes some ten minutes, and 16 GiB of this machine's memory.
     """
@@ -151,7 +151,7 @@ def estimate(
 
 
 def best(found: Sequence[TrainingEstimate]) -> TrainingEstimate | None:
-    """The fastest that fits."""
+    """The fastest estimate that fits, if any."""
     fitting = [one for one in found if one.ms_step is not None]
     return min(fitting, key=lambda one: one.ms_step or 0.0, default=None)
 
@@ -164,7 +164,7 @@ def _compiled(
     device: Any,
     what: str,
 ) -> tuple[int, Cost]:
-    """The bytes of a chip that a step needs, and what it takes."""
+    """The bytes per chip that a step needs, and its cost."""
     rows = NamedSharding(on, PartitionSpec(sharding.DATA))
 
     def tokens(length: int) -> Any:
@@ -180,9 +180,9 @@ def _compiled(
     for field in ("decoder_target_tokens", "decoder_loss_weights"):
         batch[field] = tokens(config.target_length)
     state = loop.state_shapes(config, objective.model.config, on)
-    given = objective, config, state, (), batch, on
+    arguments = objective, config, state, (), batch, on
     try:
-        compiled = loop.program(device).lower(*given).compile()
+        compiled = loop.program(device).lower(*arguments).compile()
     except jax.errors.JaxRuntimeError as error:
         raise explained(error, chip, what) from error
     memory, module = compiled.memory_analysis(), HloModule(compiled.as_text())
@@ -191,7 +191,7 @@ def _compiled(
 
 
 def _instead(error: DoesNotFit, config: loop.TrainConfig) -> str:
-    """The error, and what takes less memory."""
+    """The error, with settings that take less memory."""
     more = [f"more microbatches than {config.microbatches}"]
     if config.remat != "layers":
         more.insert(0, "TrainConfig.remat = 'layers'")

@@ -1,7 +1,7 @@
-"""How often an audit would find a fault: samplers that are wrong in a known way, simulated.
+"""Estimates how often an audit would find a fault, by simulating samplers with known faults.
 
-Each fault is put into our own decoder, which decodes the prompts of the samples; its texts are
-audited, and how far each test's G exceeds its degrees of freedom estimates the noncentrality of
+Each fault is put into our own decoder, which decodes the prompts of the samples. Its texts are
+audited, and the excess of each test's G over its degrees of freedom estimates the noncentrality of
 its distribution, which grows with the number of texts. The power is that of a noncentral
 chi-square distribution (Cohen, Statistical Power Analysis, chapter 7).
 """
@@ -23,12 +23,12 @@ from speculative.sampling import Sampling, categorical, standardise
 from speculative.studies.audit import Audit, Sample, audit
 from speculative.studies.verify import decoded
 
-TEXTS = 256  # Simulated of each fault.
-ENOUGH = 0.9  # The power for which a number of texts is told.
+TEXTS = 256  # Simulated for each fault.
+ENOUGH = 0.9  # The power for which a number of texts is reported.
 SURE = 1.645  # Standard errors by which estimates are lowered: one-sided, 95%.
 
-FROM_TARGET = "correction drawn from p"  # Not from what is left of it.
-DROPPED = "draft probability dropped where a guess is tested"  # It is taken for 1 there.
+FROM_TARGET = "correction drawn from p"  # Instead of from the residual.
+DROPPED = "draft probability dropped where a guess is tested"  # It counts as 1 there.
 IGNORED = "every possible guess accepted"
 UNTRUNCATED = "guesses tested without top-k, top-p and min-p"
 
@@ -53,35 +53,35 @@ class Faulty(rules.Token):
             only = sampling.kinds._replace(top_k=False, top_p=False, min_p=False)
             of_test = Sampling.tree_unflatten(only, [sampling.temperature])
         accepted, _ = super().verify(guesses, logits, tested, of_test, uniforms)
-        given = standardise(logits, sampling), left, uniforms[..., rules.CORRECT]
-        p, left, uniform = (rules.following(x, accepted) for x in given)
+        parts = standardise(logits, sampling), left, uniforms[..., rules.CORRECT]
+        p, left, uniform = (rules.following(x, accepted) for x in parts)
         return accepted, categorical(rules.residual(p, left), uniform)
 
 
 class CoinsByPosition(rules.Block):
-    """Block verification whose coins belong to a token's position: later steps see them again."""
+    """Block verification with coins that belong to a token's position: later steps reuse them."""
 
     keyed_by: ClassVar[Literal["position", "step"]] = "position"
 
 
 @dataclasses.dataclass(frozen=True)
 class Power:
-    """How surely an audit of such samples finds a fault."""
+    """The power of an audit of such samples against a fault."""
 
-    fault: str  # What is wrong with the sampler.
+    fault: str  # The sampler's fault.
     power: float  # The probability that the audit fails, at least, with confidence 95%.
-    test: str  # The one that finds it most surely.
-    texts: int | None  # With which the power would be `ENOUGH`, at most; None if none can be told.
+    test: str  # The test that is most likely to find it.
+    texts: int | None  # The most that a power of `ENOUGH` would need; None if unknown.
 
 
 def faults(sampling: Sampling) -> dict[str, tuple[rules.Rule, Sampling]]:
-    """The rule and the settings of each faulty sampler, by what is wrong with it."""
+    """The rule and the settings of each faulty sampler, by its fault."""
     names = (FROM_TARGET, DROPPED, IGNORED)
-    found: dict[str, rules.Rule] = {name: Faulty(fault=name) for name in names}
-    found["coins of block verification keyed by position"] = CoinsByPosition()
+    faulty: dict[str, rules.Rule] = {name: Faulty(fault=name) for name in names}
+    faulty["coins of block verification keyed by position"] = CoinsByPosition()
     if sampling.truncated:
-        found[UNTRUNCATED] = Faulty(fault=UNTRUNCATED)
-    wrong = {name: (rule, sampling) for name, rule in found.items()}
+        faulty[UNTRUNCATED] = Faulty(fault=UNTRUNCATED)
+    wrong = {name: (rule, sampling) for name, rule in faulty.items()}
     cooler = dataclasses.replace(sampling, temperature=0.9 * sampling.temperature)
     return wrong | {f"temperature {cooler.temperature:.3g}": (rules.EXACT, cooler)}
 
@@ -97,13 +97,13 @@ def powers(
 ) -> list[Power]:
     """The power of an audit that samples `passed`, against each of `faults`.
 
-    The faulty decoder, otherwise as `config` says, makes about `texts` texts: of all the prompts,
-    several times if they are fewer, or of a part of them.
+    The faulty decoder, otherwise set by `config`, makes about `texts` texts: from all the prompts,
+    several times if they are fewer, or from a part of them.
     """
     count = min(len(samples), texts)
     ordered = sorted(samples, key=lambda sample: sample.source)
     chosen = [ordered[i].source for i in np.linspace(0, len(ordered) - 1, count).astype(int)]
-    found, wrong = [], faults(config.sampling)
+    results, wrong = [], faults(config.sampling)
     for number, (name, (rule, own)) in enumerate(wrong.items()):
         on_progress("simulating", number / len(wrong))
         faulty = dataclasses.replace(config, rule=rule, sampling=own)
@@ -112,27 +112,27 @@ def powers(
             audit(pair, made[at : at + count], config.sampling, passed.false_alarm, seed=seed)
             for at in range(0, len(made), count)
         ]
-        found.append(_power(name, audits, passed))
-    return found
+        results.append(_power(name, audits, passed))
+    return results
 
 
 def _power(fault: str, audits: Sequence[Audit], passed: Audit) -> Power:
-    """From audits of a faulty sampler's texts, each of one audit's size or of a part of it."""
+    """The power, from audits of a faulty sampler's texts, each as large as `passed` or smaller."""
     share = passed.texts / audits[0].texts
-    found = [of_impossible(sum(len(one.impossible) for one in audits), len(audits) / share)]
+    each = [of_impossible(sum(len(one.impossible) for one in audits), len(audits) / share)]
     level = passed.false_alarm / len(passed.tests)
     for test in passed.tests:
         if same := [other for one in audits for other in one.tests if other.name == test.name]:
-            found.append(of_test(test, _noncentrality(same) * share, level))
-    power, times, name = max(found, key=lambda one: (one[0], -one[1]))
+            each.append(of_test(test, _noncentrality(same) * share, level))
+    power, times, name = max(each, key=lambda one: (one[0], -one[1]))
     return Power(fault, power, name, None if math.isinf(times) else math.ceil(times * passed.texts))
 
 
 def of_impossible(count: int, audits: float) -> tuple[float, float, str]:
-    """The power of seeing a token of probability 0, if so many are seen in so many audits.
+    """The power of finding a token of probability 0, given the count found in so many audits.
 
-    With it, how many times as many texts give a power of `ENOUGH`, and the test's name. The count
-    is a Poisson variable.
+    Also returns how many times as many texts give a power of `ENOUGH`, and the test's name. The
+    count is a Poisson variable.
     """
     from scipy import stats
 
@@ -142,14 +142,14 @@ def of_impossible(count: int, audits: float) -> tuple[float, float, str]:
 
 
 def of_test(test: GTest, noncentrality: float, level: float) -> tuple[float, float, str]:
-    """Likewise of a test at a level, whose G has such a distribution if the fault is there."""
+    """The same for a test at a level, whose G has such a noncentrality if there is a fault."""
     from scipy import optimize, stats
 
     degrees = test.degrees or 1
     critical = stats.ncx2.isf(level, degrees, test.allowed)
 
     def beyond(excess: float) -> float:
-        # Far from it scipy's series does not end.
+        # Far from the critical value, scipy's series does not end.
         far = excess + degrees - critical > 12 * math.sqrt(2 * degrees + 4 * excess)
         return 1.0 if far else float(stats.ncx2.sf(critical, degrees, excess))
 
@@ -161,9 +161,9 @@ def of_test(test: GTest, noncentrality: float, level: float) -> tuple[float, flo
 
 
 def _noncentrality(tests: Sequence[GTest]) -> float:
-    """Of the distribution of G in equal experiments, less `SURE` standard errors, and at least 0.
+    """The noncentrality of G in equal experiments, minus `SURE` standard errors, but at least 0.
 
-    G's mean is its degrees of freedom and this, its variance twice the degrees and four times this.
+    G's mean is its degrees of freedom plus this, its variance twice the degrees plus 4 times this.
     """
     degrees = np.mean([test.degrees or 1 for test in tests])
     excess = np.mean([test.statistic or 0.0 for test in tests]) - degrees

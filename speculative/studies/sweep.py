@@ -1,4 +1,4 @@
-"""The rows of a table, measured, tuned or verified as their gin files say."""
+"""Measures, tunes and verifies the rows of a table, as set in their gin files."""
 
 import contextlib
 import dataclasses
@@ -39,14 +39,14 @@ from speculative.studies.tune import Tuning, tune
 from speculative.tasks.prompts import Prompt, fingerprint, load_prompts, require
 
 RUNS = "configs/runs"  # Where the tables are.
-WORKERS = "workers.txt"  # How many workers share a folder, and a digest of what they measure.
-GAMMA = 5  # Guesses a step with which a pair is verified, where its row names none.
+WORKERS = "workers.txt"  # The number of workers that share a folder, and a digest of their rows.
+GAMMA = 5  # Guesses per step for verifying a pair whose row names none.
 
 
 def rows(table: str) -> list[str]:
-    """The rows of a table as `read_row` takes them, in the paper's order, the shipped pair's last.
+    """The rows of a table for `read_row`, in the paper's order, the bundled pair's last.
 
-    If there is no such table, ValueError lists those there are.
+    If there is no such table, ValueError lists the existing ones.
     """
     file = gin_files.find(f"{RUNS}/table{table}.gin")
     if not file.is_file():
@@ -73,14 +73,14 @@ def _place_in_paper(address: str) -> tuple[int, str]:
 
 
 def shipped(config: RowConfig) -> bool:
-    """Whether a row is of the pair that ships with the package."""
+    """Whether a row uses the pair that is bundled with the package."""
     return config.target in checkpoints.SHIPPED
 
 
 def shipped_rows(table: str) -> dict[str, RowConfig]:
-    """The rows of a table that are of the pair that ships, by name; see `rows`."""
-    found = {experiment(address): read_row(address) for address in rows(table)}
-    return {name: config for name, config in found.items() if shipped(config)}
+    """The rows of a table that use the bundled pair, by name; see `rows`."""
+    configs = {experiment(address): read_row(address) for address in rows(table)}
+    return {name: config for name, config in configs.items() if shipped(config)}
 
 
 def run(
@@ -89,12 +89,12 @@ def run(
     load: weights.Loader | None = None,
     earlier: Sequence[pathlib.Path] = (),
 ) -> list[Record]:
-    """Measures the rows, given by name, that have no record yet, and gives the records of all.
+    """Measures the rows, given by name, that have no record yet, and returns the records of all.
 
-    The output's folder holds `records.jsonl` and, in `rows`, the examples of each row; if they are
-    of other settings, if models or texts changed under the same name, or if another process writes
-    there, ValueError is raised. Files and folders of an `earlier` run are removed first. A
-    KeyboardInterrupt says what is kept.
+    The output folder holds `records.jsonl` and, in `rows`, the examples of each row. ValueError is
+    raised if these have other settings, if models or texts changed under the same name, or if
+    another process writes there. Files and folders of an `earlier` run are removed first. A
+    KeyboardInterrupt reports the results that are kept.
     """
     with disk.owned(output_dir):
         for old in earlier:
@@ -108,11 +108,11 @@ def finish(
     load: weights.Loader | None = None,
     share: tuple[int, int] | None = None,
 ) -> list[Record]:
-    """As `run`, in a folder that is the caller's; of a worker, K of N, its `share` of the texts."""
+    """Like `run`, in a folder that the caller owns; `share` (K, N) is for worker K of N."""
     worker = share and share[0]
     path, folder = output_dir / of_worker("records", worker), output_dir / "rows"
     done = {record.experiment: record for record in records.read(path)}
-    # Rows of which all texts are measured, as a worker finds them after an interruption.
+    # Rows whose texts are all measured, as a worker may find them after an interruption.
     of_all = records.read(output_dir / of_worker("records", None)) if share else []
     whole = {record.experiment for record in of_all}
     todo: dict[str, tuple[list[Prompt] | None, str, KeptExamples]] = {}
@@ -127,16 +127,16 @@ def finish(
                 "--output_dir, or delete that record's line to measure anew."
             )
         gamma_of(config, name)
-        found = load.resolve(config)
+        resolved = load.resolve(config)
         if not record:
-            memory.require(config, found.configs)
-        prompts = _prompts(config, found, scored=True)
-        made_with[name] = found.fingerprints
+            memory.require(config, resolved.configs)
+        prompts = _prompts(config, resolved, scored=True)
+        made_with[name] = resolved.fingerprints
         if prompts is not None:
             made_with[name]["texts"] = fingerprint(prompts)
         if share is not None or not record:
             kept = KeptExamples(folder / name, gin + here, made_with[name], worker)
-            # A worker's record may be of another number of workers, and so of other texts.
+            # A worker's record may be from another number of workers, and so for other texts.
             first, step = share or (0, 1)
             own = range(first, number_of_texts(config, prompts), step)
             lacking = any((n, i) not in kept for n in own for i in range(config.samples))
@@ -151,8 +151,8 @@ def finish(
                 "and its folder in rows to measure anew."
             )
     if share is not None:
-        said = [configs[name].gin() + here + str(made_with[name]) for name in configs]
-        _require_same(output_dir, f"{share[1]} {fingerprints.of_value(said)}")
+        inputs = [configs[name].gin() + here + str(made_with[name]) for name in configs]
+        _require_same(output_dir, f"{share[1]} {fingerprints.of_value(inputs)}")
     try:
         for number, (name, config) in enumerate(configs.items(), 1):
             if name in todo:
@@ -162,15 +162,15 @@ def finish(
                     on_progress("loading", 0)
                     more = *todo[name], on_progress, share or (0, 1)
                     record = run_row(load(config), config, *more)
-                told = {"fingerprints": made_with[name]}
-                told |= _beside(output_dir, name) if share is None else {}
-                done[name] = dataclasses.replace(record, **told)
+                fields = {"fingerprints": made_with[name]}
+                fields |= _beside(output_dir, name) if share is None else {}
+                done[name] = dataclasses.replace(record, **fields)
                 disk.append(path, dataclasses.asdict(done[name]))
     except KeyboardInterrupt:
         finished = sum(name in done for name in configs)
         raise KeyboardInterrupt(
             f"; {finished} finished rows are in {path}, the examples of the one under way in "
-            f"{folder}; the same command goes on"
+            f"{folder}; rerun to resume"
         ) from None
     return [done[name] for name in configs if name in done]
 
@@ -182,11 +182,11 @@ def work(
     of: int,
     here: Sequence[int] = (),
 ) -> None:
-    """Measures a worker's texts of all rows, and then those of others that do not work any more.
+    """Measures a worker's texts of all rows, and then those of workers that have stopped.
 
-    The others are those of this host, whose numbers are `here`; by default all. ValueError is
-    raised as by `run`; if another process is this worker; and if the others have other rows,
-    settings or files, or another commit.
+    The other workers are those of this host, numbered `here`; by default all. ValueError is raised
+    as by `run`, if another process is this worker, and if the others have other rows, settings,
+    files or another commit.
     """
     output_dir.mkdir(parents=True, exist_ok=True)  # For the lock.
     load = weights.Loader()
@@ -205,7 +205,8 @@ def work(
 def begin_workers(output_dir: pathlib.Path, of: int) -> None:
     """Prepares a folder for workers that are all started by one command.
 
-    What others are of, and records of shares that other numbers of workers had, go; examples stay.
+    The digest of earlier workers is removed, and so are the records of their shares if there were
+    more or fewer of them; examples stay.
     """
     file = output_dir / WORKERS
     before = file.read_text().partition(" ")[0] if file.is_file() else ""
@@ -216,16 +217,16 @@ def begin_workers(output_dir: pathlib.Path, of: int) -> None:
 
 
 def number_of_texts(config: RowConfig, prompts: Sequence[Prompt] | None) -> int:
-    """The texts that a row is measured on."""
+    """The number of texts on which a row is measured."""
     if prompts is None:
         return config.num_examples or RANDOM_EXAMPLES
     return len(prompts[: config.num_examples])
 
 
 def _beside(output_dir: pathlib.Path, name: str) -> dict[str, Any]:
-    """What workers, if there were any, found of a row whose record is made of all their texts."""
-    found = [one for one in records.of_workers(output_dir) if one.experiment == name]
-    return beside(found) if found else {}
+    """The fields about workers, if there were any, for the record of a row over all their texts."""
+    of_row = [one for one in records.of_workers(output_dir) if one.experiment == name]
+    return beside(of_row) if of_row else {}
 
 
 def _require_same(output_dir: pathlib.Path, digest: str) -> None:
@@ -260,18 +261,18 @@ def verify(config: RowConfig, samples: int, false_alarm: float) -> Audit:
     """Tests whether a row's speculative outputs are the target's own, if its rule is exact."""
     config = dataclasses.replace(config, gamma=config.gamma or GAMMA)  # This checks a tree.
     if not config.rule.exact:
-        said = f"Outputs of {config.verification} verification are not the target's own; there is "
-        said += "nothing to test."
+        why = f"Outputs of {config.verification} verification are not the target's own; there is "
+        why += "nothing to test."
         if config.simulated_alpha is not None:
-            said = "Where acceptance is simulated, outputs are not exact; give real models."
+            why = "Where acceptance is simulated, outputs are not exact; give real models."
         if config.lenience < 1:
-            said = f"Lenient outputs are not the target's own, and lenience is {config.lenience}; "
-            said += "only at 1 is there anything to test."
-        raise ValueError(said)
+            why = f"Lenient outputs are not the target's own, and lenience is {config.lenience}; "
+            why += "set it to 1 to test them."
+        raise ValueError(why)
     with progress.bar(config.task) as on_progress:
         work, batch = _work(config, on_progress)
-        given = config.gamma or GAMMA, samples, batch(verifying.ROWS), false_alarm
-        return verifying.verify(work, *given, on_progress)
+        settings = config.gamma or GAMMA, samples, batch(verifying.ROWS), false_alarm
+        return verifying.verify(work, *settings, on_progress)
 
 
 def batches(config: RowConfig, sizes: Sequence[int], on_progress: OnProgress) -> Batches:
@@ -284,25 +285,25 @@ def batches(config: RowConfig, sizes: Sequence[int], on_progress: OnProgress) ->
 def _work(
     config: RowConfig, on_progress: OnProgress, batch_size: int = 1
 ) -> tuple[Workload, Callable[[int], int]]:
-    """A row ready to decode in such batches, and how many texts, of at most so many, fit in one."""
+    """A row's workload, and a function that gives the largest batch, up to a size, that fits."""
     on_progress("loading", 0)
-    found = weights.resolve(config)
-    memory.require(config, found.configs)
-    given = found.configs, config.gamma, config.max_length
+    resolved = weights.resolve(config)
+    memory.require(config, resolved.configs)
+    settings = resolved.configs, config.gamma, config.max_length
     memory.require_batch(
-        (config.target, config.draft), *given, batch_size, config.tree, config.shards
+        (config.target, config.draft), *settings, batch_size, config.tree, config.shards
     )
-    prompts = _prompts(config, found)
-    return workload(found.load(), config, prompts), functools.partial(
-        memory.batch, *given, tree=config.tree, shards=config.shards
+    prompts = _prompts(config, resolved)
+    return workload(resolved.load(), config, prompts), functools.partial(
+        memory.batch, *settings, tree=config.tree, shards=config.shards
     )
 
 
 def _prompts(config: RowConfig, found: Resolved, scored: bool = False) -> list[Prompt] | None:
-    """A row's texts; None where there is no vocabulary to read them with.
+    """A row's texts; None without a vocabulary to read them with.
 
-    ValueError names one that the target cannot read, or a metric cannot judge: the row's own or,
-    if outputs are `scored`, the task's, unless there is no reference at all.
+    ValueError names a text that the target cannot read or the metric cannot judge. The metric is
+    the row's own or, if outputs are `scored`, the task's, unless there is no reference at all.
     """
     if config.checkpoints == RANDOM and config.vocabulary is None:
         return None

@@ -1,7 +1,7 @@
-"""The best number of guesses a step, by measured alpha, c and v; or why speculation is slower.
+"""The best number of guesses per step, by measured alpha, c and v; or why speculation is slower.
 
-Where trees of guesses are verified, the best tree too, from how often the target's token is the
-draft's first, second, ... choice, and what passes over trees cost.
+If trees of guesses can be verified, it also finds the best tree, from how often the target's token
+is the draft's first, second, ... choice, and from the costs of passes over trees.
 """
 
 import dataclasses
@@ -21,17 +21,17 @@ from speculative.tree import Growth
 GAMMAS: tuple[int, ...] = (1, 2, 3, 4, 5, 6, 7, 8, 10)  # Numbers of guesses that are compared.
 
 
-TREES: tuple[int, ...] = (15, 31, 63)  # Guesses of trees that are compared.
-DEPTH = 7  # Of trees that are timed; a level costs the same in others.
+TREES: tuple[int, ...] = (15, 31, 63)  # Numbers of guesses in the trees that are compared.
+DEPTH = 7  # The depth of the trees that are timed; a level costs the same in others.
 
 
 @dataclasses.dataclass(frozen=True)
 class TreeTuning:
-    """A tree of so many guesses, of the depth at which it promises most."""
+    """A tree of so many guesses at its best depth."""
 
     nodes: int
     gamma: int
-    tokens: float  # Expected of a target call.
+    tokens: float  # Expected per target call.
     c: float  # The time of growing a level, over that of a target step.
     verify_cost: float
     predicted: float  # Speed-up for texts of these lengths.
@@ -43,13 +43,13 @@ class Tuning:
 
     alpha: float  # Acceptance rate on the target's own text.
     lengths: list[int]  # Tokens of the outputs.
-    costs: Costs  # Of every kind of step, for the gammas that were timed.
-    # Those that a target call is expected to yield, by gamma; by default Eq. 1's.
+    costs: Costs  # The costs of every kind of step, for the gammas that were timed.
+    # The expected tokens per target call, by gamma; None is Eq. 1's.
     tokens: dict[int, float] | None = None
     trees: tuple[TreeTuning, ...] = ()
 
     def tokens_per_call(self, gamma: int) -> float:
-        """The expected tokens of a target call."""
+        """The expected tokens per target call."""
         return self.tokens[gamma] if self.tokens else theory.expected_tokens(self.alpha, gamma)
 
     def _rate(self, gamma: int) -> float:
@@ -57,15 +57,15 @@ class Tuning:
 
     @property
     def gammas(self) -> list[int]:
-        """Numbers of guesses that were timed."""
+        """The numbers of guesses that were timed."""
         return sorted(self.costs.ms_verify)
 
     def expected(self, gamma: int) -> float:
-        """The speed-up by Theorem 3.8, for which a wide pass costs what a narrow one does."""
+        """The speed-up by Theorem 3.8, which takes a wide pass to cost the same as a narrow one."""
         return theory.speedup(self._rate(gamma), gamma, self.costs.c(gamma))
 
     def predicted(self, gamma: int) -> float:
-        """The speed-up that all measured costs promise for texts of these lengths."""
+        """The speed-up predicted from all measured costs for texts of these lengths."""
         return self.costs.speedup(self._rate(gamma), gamma, self.lengths)
 
     @property
@@ -80,7 +80,7 @@ class Tuning:
         return best if best and best.predicted > self.predicted(self.gamma) else None
 
     def why_not(self) -> str | None:
-        """Why speculation will not be faster, by two digits, in a sentence; None where it will."""
+        """A sentence on why speculation will not be faster, to two digits; None if it will be."""
         gamma, costs = self.gamma, self.costs
         if round(self.predicted(gamma), 2) > 1 or self.tree and round(self.tree.predicted, 2) > 1:
             return None
@@ -94,7 +94,7 @@ class Tuning:
             prefill = costs.ms_prefill_target + costs.ms_prefill_draft
             return (
                 f"The outputs are too short: {np.mean(self.lengths):.0f} tokens do not win back "
-                f"what encoding for both models costs, {prefill:.1f} ms or "
+                f"the cost of encoding for both models, {prefill:.1f} ms or "
                 f"{prefill / costs.ms_target_step:.1f} target steps."
             )
         if round(self.expected(gamma), 2) > 1:
@@ -142,14 +142,14 @@ def _trees(
     batch_size: int,
     on_progress: OnProgress,
 ) -> tuple[TreeTuning, ...]:
-    """The best depth of trees of each size; none where the draft or the rule has chains only."""
+    """The best depth of trees of each size; none if the draft or the rule has only chains."""
     config, draft = work.config, work.pair.draft
     if not (draft.grows and config.rule.verifies_trees(config.sampling)):
         return ()
     decoding = work.decoding(DEPTH)
     draws = [work.request(number, 0).draws for number in range(len(sources))]
-    given = work.pair, sources, texts, draws, decoding, batch_size
-    shares, found = shares_on_target_text(*given), []
+    inputs = work.pair, sources, texts, draws, decoding, batch_size
+    shares, best = shares_on_target_text(*inputs), []
     lengths = [len(text) for text in texts]
     for number, nodes in enumerate(TREES):
         on_progress("timing trees", number / len(TREES))
@@ -170,5 +170,5 @@ def _trees(
                 rate = theory.acceptance_rate(tokens, gamma)
                 speedup = theory.predicted_speedup(rate, gamma, c, v, lengths, *prefill)
                 depths.append(TreeTuning(nodes, gamma, tokens, c, v, speedup))
-        found.append(max(depths, key=lambda one: one.predicted))
-    return tuple(found)
+        best.append(max(depths, key=lambda one: one.predicted))
+    return tuple(best)

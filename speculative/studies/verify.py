@@ -1,4 +1,4 @@
-"""Audits of this program: a whole text of each prompt and, above temperature 0, more beginnings."""
+"""Audits this program: one whole text per prompt and, above temperature 0, more beginnings."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -13,7 +13,7 @@ from speculative.progress import OnProgress
 from speculative.rows.workload import Workload
 from speculative.studies.audit import BEGINNING, FEWEST, Audit, Sample, audit
 
-ROWS = 64  # Beginnings that are drawn at a time, where there is room for so many rows.
+ROWS = 64  # Beginnings that are drawn at a time, if so many rows fit in memory.
 
 
 def verify(
@@ -30,29 +30,29 @@ def verify(
     fails with probability `false_alarm`.
 
     Raises:
-        ValueError: logits are not finite, or so few samples decide nothing.
+        ValueError: logits are not finite, or samples are too few to test.
     """
     config, prompts = work.config, len(work.sources)
     most = prompts * (config.max_length + samples * min(BEGINNING, config.max_length))
     if not config.sampling.greedy and most < FEWEST:
         raise ValueError(
-            f"{samples} beginnings of {prompts} prompts decide nothing: with their texts they are "
-            f"at most {most} tokens, and it takes {FEWEST}; take more (--samples)."
+            f"{samples} beginnings of {prompts} prompts are too few to test: with their texts they "
+            f"are at most {most} tokens, and it takes {FEWEST}; take more (--samples)."
         )
-    pad, found = work.pair.target.pad_id, list[Sample]()
+    pad, texts = work.pair.target.pad_id, list[Sample]()
     for number, row in enumerate(np.asarray(work.sources)):
         on_progress("decoding", number / prompts)
         (result,) = work.pair.results(work.decode(number, gamma)[0])
-        found.append(Sample(number + 1, tuple(row[row != pad].tolist()), result.tokens))
+        texts.append(Sample(number + 1, tuple(row[row != pad].tolist()), result.tokens))
     if not config.sampling.greedy:
         short = work.decoding(gamma)
         short = dataclasses.replace(short, max_length=min(BEGINNING, short.max_length))
-        sources = [sample.source for sample in found for _ in range(samples)]
-        # Numbers of examples that no text of the workload has.
-        given = work.pair, sources, short, config.seed, 2**20, batch
-        found += decoded(*given, lambda share: on_progress("beginnings", share))
-        found = [dataclasses.replace(one, number=i) for i, one in enumerate(found, 1)]
-    return audit(work.pair, found, config.sampling, false_alarm, on_progress, config.seed)
+        sources = [sample.source for sample in texts for _ in range(samples)]
+        # From 2**20 on are numbers of examples that no text of the workload has.
+        inputs = work.pair, sources, short, config.seed, 2**20, batch
+        texts += decoded(*inputs, lambda share: on_progress("beginnings", share))
+        texts = [dataclasses.replace(one, number=i) for i, one in enumerate(texts, 1)]
+    return audit(work.pair, texts, config.sampling, false_alarm, on_progress, config.seed)
 
 
 def decoded(
@@ -64,14 +64,14 @@ def decoded(
     batch_size: int = BATCH,
     on_progress: Callable[[float], None] = lambda share: None,
 ) -> list[Sample]:
-    """A text of each source, with the random numbers of examples from `first` on."""
+    """Decodes a text from each source, with the random numbers of examples from `first` on."""
     rows = {
         source: jax.device_put(filled([source], padded(len(source)), pair.target.pad_id))
         for source in set(sources)
     }
-    asked = [Request(rows[source], config, seed, first + i) for i, source in enumerate(sources)]
-    found = dict[int, Sample]()
-    for place, result in pair.serve(asked, batch_size=batch_size):
-        on_progress(len(found) / len(asked))
-        found[place] = Sample(place + 1, sources[place], result.tokens)
-    return [found[place] for place in range(len(asked))]
+    requests = [Request(rows[source], config, seed, first + i) for i, source in enumerate(sources)]
+    samples = dict[int, Sample]()
+    for place, result in pair.serve(requests, batch_size=batch_size):
+        on_progress(len(samples) / len(requests))
+        samples[place] = Sample(place + 1, sources[place], result.tokens)
+    return [samples[place] for place in range(len(requests))]

@@ -1,8 +1,8 @@
-"""A table's rows on all chips at once: a process for each, and each text on one of them.
+"""Measures a table's rows on all chips at once: one process per chip, and each text on one chip.
 
-Workers share nothing but the folder of results. Worker K of N has the texts whose numbers leave K
-when divided by N, a lock `.lock.K`, and files of its own. When they are done it takes up those of
-workers whose locks are free, because they have ended or were killed.
+Workers share only the folder of results. Worker K of N has the texts whose number modulo N is K, a
+lock `.lock.K`, and its own files. When its texts are done, it takes over those of workers whose
+locks are free because they have ended or were killed.
 """
 
 import contextlib
@@ -22,37 +22,38 @@ from speculative import checks, disk, progress
 from speculative.rows import environment
 
 AUTO = "auto"  # Instead of a number of workers: one for each device, core, or mesh of devices.
-SECONDS = 0.5  # Between looks at what workers have done.
-# The chips of a worker along the axes of a host's, as the TPU's runtime takes them.
+SECONDS = 0.5  # Between checks of other processes.
+# A worker's chips along the axes of its host, in the TPU runtime's format.
 BOUNDS = {1: "1,1,1", 2: "1,2,1", 4: "2,2,1", 8: "2,4,1"}
-PORT = 8476  # Of the first worker's part of the TPU's runtime.
+PORT = 8476  # The port of the first worker's TPU runtime.
 CHIPS = "/dev/accel[0-9]*", "/dev/vfio/[0-9]*"  # The files of a TPU's chips.
 COUNT = "import jax; print(jax.default_backend(), jax.local_device_count())"
 
 
 def count(asked: str, mesh: str | None) -> tuple[str, int]:
-    """The platform of this machine, and how many workers are asked for, each with such a mesh.
+    """The platform of this machine, and the number of workers, each with such a mesh.
 
-    Devices are counted by another process, for one that uses a TPU keeps it; and a TPU's by their
-    files, for that process would wait for those of other hosts. ValueError if there are too few.
+    Another process counts the devices, because a process that uses a TPU keeps it. TPU chips are
+    counted by their files, because that process would wait for those of other hosts. ValueError is
+    raised if there are too few.
     """
     chips = [file for pattern in CHIPS for file in glob.glob(pattern)]
     if chips and importlib.util.find_spec("libtpu"):
         visible = os.environ.get("TPU_VISIBLE_CHIPS")
         return "tpu", _wanted(asked, mesh, len(visible.split(",") if visible else chips))
-    found = subprocess.run([sys.executable, "-c", COUNT], capture_output=True, text=True)
-    if found.returncode:
-        last = (found.stderr.strip().splitlines() or [""])[-1]
+    counted = subprocess.run([sys.executable, "-c", COUNT], capture_output=True, text=True)
+    if counted.returncode:
+        last = (counted.stderr.strip().splitlines() or [""])[-1]
         raise ValueError(f"The devices of this machine cannot be counted ({last}).")
-    platform, devices = found.stdout.split()
-    # Devices that XLA makes of a CPU are every worker's own, and cores may be shared.
+    platform, devices = counted.stdout.split()
+    # On a CPU each worker has its own XLA devices, and cores may be shared.
     if platform == "cpu":
         return platform, environment.cores() if asked == AUTO else int(asked)
     return platform, _wanted(asked, mesh, int(devices))
 
 
 def _wanted(asked: str, mesh: str | None, there: int) -> int:
-    """How many workers there are for so many devices."""
+    """The number of workers for so many devices."""
     each = checks.devices(mesh)
     most = there // each
     if each not in BOUNDS:
@@ -66,7 +67,7 @@ def _wanted(asked: str, mesh: str | None, there: int) -> int:
 
 
 def pins(platform: str, worker: int, each: int = 1) -> dict[str, str]:
-    """The variables by which a worker's JAX sees its own devices alone, so many of them."""
+    """The environment variables that show a worker's JAX only its own `each` devices."""
     variable = "TPU_VISIBLE_CHIPS" if platform == "tpu" else "CUDA_VISIBLE_DEVICES"
     # A user may have left some of the devices to others.
     visible = [one for one in os.environ.get(variable, "").split(",") if one]
@@ -84,7 +85,7 @@ def pins(platform: str, worker: int, each: int = 1) -> dict[str, str]:
 
 
 def end_with_parent() -> None:
-    """Ends this process soon after the one that started it, however that ended."""
+    """Ends this process soon after its parent process ends, however that happens."""
     parent = os.getppid()
 
     def watch() -> None:
@@ -96,8 +97,8 @@ def end_with_parent() -> None:
 
 
 def take_cores(worker: int, workers: int) -> None:
-    """Leaves this process its share of the cores that it may use, if there are as many."""
-    environment.cores()  # Results tell of all that the machine has.
+    """Restricts this process to its share of the cores that it may use, if there are enough."""
+    environment.cores()  # This caches the number of all cores, which results report.
     if hasattr(os, "sched_setaffinity"):
         cores = sorted(os.sched_getaffinity(0))
         os.sched_setaffinity(0, cores[worker::workers] or cores)
@@ -112,11 +113,11 @@ def run(
     texts: Mapping[str, int],
     host: tuple[int, int] = (0, 1),
 ) -> None:
-    """Runs a command in so many processes, with `--worker=K/N`, and waits for their end.
+    """Runs a command in several processes, with `--worker=K/N`, and waits until they end.
 
-    `texts` are those of each row, by its name. Of several hosts, this is number K of N. A worker
-    that fails leaves its texts to the others of its host; ValueError is raised if all fail, with
-    what the first of them said.
+    `texts` are the numbers of texts of each row, by its name. `host` is (K, N) for number K of N
+    hosts. A worker that fails leaves its texts to the others of its host; if all fail, ValueError
+    quotes the first one's error.
     """
     running: dict[int, subprocess.Popen[bytes]] = {}
     with contextlib.ExitStack() as stack:
@@ -141,19 +142,19 @@ def run(
             for one in running.values():
                 one.wait()
             raise KeyboardInterrupt(
-                f"; {_done(folder, texts)} of {sum(texts.values())} texts are in {folder}, the "
-                "same command goes on"
+                f"; {_done(folder, texts)} of {sum(texts.values())} texts are in {folder}; rerun "
+                "to resume"
             ) from None
     failed = {worker: one.returncode for worker, one in running.items() if one.returncode}
     if len(failed) == workers:
         raise ValueError(f"All workers failed; the first one says: {_said(folder, min(failed))}")
     for worker, code in failed.items():
-        said = "Worker %s ended with exit code %s; its texts are taken up. It says: %s"
-        logging.warning(said, worker, code, _said(folder, worker))
+        message = "Worker %s ended with exit code %s; others take over its texts. It says: %s"
+        logging.warning(message, worker, code, _said(folder, worker))
 
 
 def _done(folder: pathlib.Path, texts: Mapping[str, int]) -> int:
-    """How many texts workers have measured so far."""
+    """The number of texts that workers have measured so far."""
     files = (file for name in texts for file in (folder / "rows" / name).glob("examples*.jsonl"))
     return sum(file.read_bytes().count(b"\n") for file in files)
 

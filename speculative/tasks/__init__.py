@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """A task as data: what is decoded, and how outputs are judged."""
+    """A task as data: the texts to decode, and how outputs are judged."""
 
     name: str
     prefix: str = ""  # The words before each text that tell the target its task.
@@ -22,7 +22,7 @@ class Task:
     # Where its texts are, see `prompts.KINDS`; None is seqio's task of the same name.
     data: str | None = None
     columns: str | None = None  # SOURCE,REFERENCE or SOURCE: their names there, if not the usual.
-    split: str | None = None  # Of TFDS and seqio; None is test or else validation.
+    split: str | None = None  # The split in TFDS or seqio; None is test or else validation.
     paper: str | None = None  # The name in `paper` of the task that it is compared with, if any.
     module: str | None = None  # The module that registers it with seqio when imported, if any.
 
@@ -53,13 +53,13 @@ TASKS = {
 
 
 def register(task: Task) -> None:
-    """Adds a task of one's own to `TASKS`; raises ValueError if another has its name."""
+    """Adds a user's task to `TASKS`; raises ValueError if another has its name."""
     if TASKS.setdefault(task.name, task) != task:
         raise ValueError(f"There is another task {task.name!r} already; choose another name.")
 
 
 def task(name: str) -> Task:
-    """The task of a name, in `TASKS` or, where a module has imported seqio, in its registry.
+    """The task of a name, in `TASKS` or, if a module has imported seqio, in its registry.
 
     Raises ValueError, which lists `TASKS`, if there is none.
     """
@@ -82,14 +82,14 @@ def in_seqio(name: str) -> bool:
 def import_module(name: str) -> None:
     """Imports a module that registers tasks, by `register` or with seqio.
 
-    It is searched in the working folder too. Its own error becomes a ValueError of one sentence.
+    The working folder is searched too. The module's error becomes a ValueError of one sentence.
     """
     sys.path.insert(0, os.getcwd())
     try:
         importlib.import_module(name)
     except Exception as error:
-        said = f"{type(error).__name__}: {error}".rstrip(".")
-        raise ValueError(f"The module {name!r} cannot be imported ({said}); mend it.") from error
+        reason = f"{type(error).__name__}: {error}".rstrip(".")
+        raise ValueError(f"The module {name!r} cannot be imported ({reason}); fix it.") from error
     finally:
         sys.path.pop(0)
 

@@ -1,7 +1,7 @@
 """Chats as the texts of a task: lines of JSON with `messages`, or questions with `turns`.
 
-Questions are as Spec-Bench (arXiv 2401.07851) and SPEED-Bench have them: what a user says in turn,
-each after the answer of the model that is measured.
+Questions are as in Spec-Bench (arXiv 2401.07851) and SPEED-Bench: a user's messages in turn, each
+after the answer of the model that is measured.
 """
 
 import json
@@ -11,7 +11,7 @@ from typing import Any
 from speculative import checks
 from speculative.chat import Message, checked
 
-# Of a question, those of both benchmarks; of a chat of one's own.
+# The fields of a question, from both benchmarks, and of a user's own chat.
 QUESTION = ("question_id", "category", "sub_category", "turns", "reference")
 QUESTION += ("source", "src_id", "difficulty", "multiturn")
 CHAT = ("messages", "reference", "category", "question_id")
@@ -23,17 +23,17 @@ def is_chat(record: Mapping[str, Any]) -> bool:
 
 
 def of_record(record: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
-    """The fields of a `Prompt` for each turn of a chat; ValueError says where, if it is none.
+    """The fields of a `Prompt` for each turn of a chat; ValueError names `where` if it is no chat.
 
-    The messages of a turn are all up to it. Where one of the user's follows another, the answer to
-    that one is still to be written.
+    The messages of a turn are all up to it. If one user message follows another, the answer to the
+    earlier one is still to be written.
     """
     question = "turns" in record
     known = QUESTION if question else CHAT
     for name in record:
         if name not in known:
             kind = "a question" if question else "a chat"
-            raise ValueError(f"{where} has {name!r}, which {kind} has not: {', '.join(known)}.")
+            raise ValueError(f"{where} has {name!r}; the fields of {kind} are {', '.join(known)}.")
     named = {}
     for name in ("category", "question_id"):
         if not isinstance(value := record.get(name, ""), str | int):
@@ -47,20 +47,21 @@ def of_record(record: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
         turns = _turns(record["turns"]) if question else [checked(record["messages"])]
     except ValueError as error:
         raise ValueError(f"{where} is no chat: {error}") from error
-    said: list[Message] = []
-    found = []
+    history: list[Message] = []
+    prompts = []
     for number, messages in enumerate(turns):
-        said += messages
-        if said[-1]["role"] != "user":
+        history += messages
+        if history[-1]["role"] != "user":
             raise ValueError(f"{where} must end with what a user says, to be answered.")
         reference = references[number] if number < len(references) else ""
-        of_turn = {"source": said[-1]["content"], "reference": reference, "messages": tuple(said)}
-        found.append(of_turn | {"category": named["category"], "question": named["question_id"]})
-    return found
+        source, so_far = history[-1]["content"], tuple(history)
+        of_turn = {"source": source, "reference": reference, "messages": so_far}
+        prompts.append(of_turn | {"category": named["category"], "question": named["question_id"]})
+    return prompts
 
 
 def _turns(given: Any) -> list[list[dict[str, Any]]]:
-    """What a user says in each turn, as messages."""
+    """The user's text in each turn, as messages."""
     if not isinstance(given, list) or not given:
         raise ValueError(f"turns must be a list of at least one text, not {given!r}.")
     texts = [checks.text(f"turn {number}", text) for number, text in enumerate(given, 1)]

@@ -1,4 +1,4 @@
-"""The texts on which a task is measured: shipped with the package, from seqio, or local files."""
+"""The texts on which a task is measured: bundled with the package, from seqio, or local files."""
 
 import dataclasses
 import itertools
@@ -16,12 +16,12 @@ COLUMNS = (("article", "highlights"), ("inputs", "targets"), ("source", "referen
 NAMES = ", or ".join(" and ".join(names) for names in COLUMNS)
 KINDS = (
     f"FILE.tsv (source, tab, reference), FILE.jsonl (objects with {NAMES}, or chats with messages, "
-    "or questions with turns), FILE.txt (a source a line), SOURCES,REFERENCES (two files of "
+    "or questions with turns), FILE.txt (one source per line), SOURCES,REFERENCES (two files of "
     "parallel lines) or tfds:NAME (with --columns)"
 )
-"""What the data of a task may be, for messages."""
+"""The kinds of task data, for messages."""
 TFDS = "tfds:"
-EXAMPLE = "Example "  # The beginning of the place of a text of TFDS or seqio, and its number.
+EXAMPLE = "Example "  # A number follows: the place of a text in TFDS or seqio.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,21 +30,21 @@ class Prompt:
 
     source: str  # The task's prefix and the text; for a language model, the text to continue.
     reference: str  # The output that a person wrote; empty without one.
-    prefix: str = dataclasses.field(default="", compare=False)  # What the task put before the text.
+    prefix: str = dataclasses.field(default="", compare=False)  # The task's prefix in `source`.
     place: str = dataclasses.field(default="", compare=False)  # Line or example, for messages.
-    # Of a chat, all up to the source, which is the last; see `tasks.chats`.
+    # All messages of a chat up to the source, which is the last; see `tasks.chats`.
     messages: tuple[Message, ...] = ()
-    category: str = ""  # Of a question, and its name; results are shown by category.
-    question: str = ""
+    category: str = ""  # The category of a question; results are shown by category.
+    question: str = ""  # The name of a question.
 
 
 def load_prompts(task: str | tasks.Task, limit: int | None = None) -> list[Prompt]:
     """The first `limit` prompts of a task, which may be given by its name, or all.
 
-    They are those of the task's data, see `KINDS`, in UTF-8 and without the task's prefix; without
-    any, those of the split of seqio's task of that name. Raises ValueError if there is no such
-    task, the limit is below 1, the split cannot be read, or the file is missing, empty or
-    malformed, or a text is empty; the message says in which line or example.
+    They come from the task's data, see `KINDS`, in UTF-8 and without the task's prefix, or, if it
+    has none, from the split of seqio's task of that name. Raises ValueError if there is no such
+    task, the limit is below 1, the split cannot be read, the file is missing, empty or malformed,
+    or a text is empty; the message names the line or example.
     """
     known = tasks.task(task) if isinstance(task, str) else task
     if limit is not None and limit < 1:
@@ -53,10 +53,10 @@ def load_prompts(task: str | tasks.Task, limit: int | None = None) -> list[Promp
     if data is None and known.module is None and not tasks.in_seqio(known.name):
         raise ValueError(f"Task {known.name!r} has no texts; give a data file: {KINDS}.")
     if data is None or data.startswith(TFDS):
-        found = _of_seqio(known) if data is None else _of_tfds(known, data.removeprefix(TFDS))
+        stream = _of_seqio(known) if data is None else _of_tfds(known, data.removeprefix(TFDS))
         try:
-            prompts = list(itertools.islice(found, limit))
-        # TFDS and TensorFlow raise errors of every kind if they cannot read a dataset.
+            prompts = list(itertools.islice(stream, limit))
+        # TFDS and TensorFlow raise errors of many kinds if they cannot read a dataset.
         except Exception as error:
             own = repr(known.name) in str(error) or str(error).startswith(EXAMPLE)
             if isinstance(error, ValueError) and own:
@@ -73,7 +73,7 @@ def load_prompts(task: str | tasks.Task, limit: int | None = None) -> list[Promp
             for place, source, reference in _placed(data, known.columns)
         ]
     for prompt in prompts:
-        # A language model, whose task has no prefix, may go on from nothing to a reference.
+        # A language model, whose task has no prefix, may write a reference from nothing.
         if prompt.prefix or not prompt.reference:
             _require_source(prompt)
     return prompts[:limit]
@@ -84,8 +84,8 @@ def require(
 ) -> None:
     """Raises ValueError, which names the line or example, if a text cannot be decoded or scored.
 
-    That is an empty one, from which a decoder-only model alone can go on, and one without a
-    reference where there is a `metric`.
+    That is an empty text, which only a decoder-only model can continue, or one without a reference
+    if there is a `metric`.
     """
     for prompt in prompts:
         if not decoder_only:
@@ -103,42 +103,42 @@ def _require_source(prompt: Prompt) -> None:
 
 
 def fingerprint(prompts: Sequence[Prompt]) -> str:
-    """That of texts and their references, see `fingerprints.of_value`."""
-    said = [
+    """The fingerprint of texts and their references, see `fingerprints.of_value`."""
+    texts = [
         [one.source, one.reference, *([one.messages] if one.messages else [])] for one in prompts
     ]
-    return fingerprints.of_value(said)
+    return fingerprints.of_value(texts)
 
 
 def _chats(data: str) -> list[Prompt]:
-    """The chats or questions of a file, a prompt for each turn; none if its lines are no chats."""
+    """The chats or questions of a file, one prompt per turn; none if its lines are not chats."""
     [file, *more] = named_files(data)
     if more or not file.endswith(".jsonl"):
         return []
-    found = list[Prompt]()
+    turns = list[Prompt]()
     for number, line in enumerate(_lines(file), 1):
         where = f"Line {number} of {file}"
         record = _object(line, where)
         if not chats.is_chat(record):
             if number == 1:
                 return []
-            raise ValueError(f"{where} has neither messages nor turns, as lines before it have.")
-        found += [Prompt(**fields, place=where) for fields in chats.of_record(record, where)]
-    return found
+            raise ValueError(f"{where} has neither messages nor turns, unlike the lines before it.")
+        turns += [Prompt(**fields, place=where) for fields in chats.of_record(record, where)]
+    return turns
 
 
 def _of_seqio(task: tasks.Task) -> Iterator[Prompt]:
-    """The prompts of a registered task, which puts its prefix before each text itself.
+    """The prompts of a registered task, which itself puts its prefix before each text.
 
     A language model, which has no source, continues the first half of a text, at most 16 words.
     """
     registered = tasks.get_task(task.name)
     split = _split(task, registered.splits)
     dataset = registered.get_dataset(None, split, shuffle=False, try_in_mem_cache=False)
-    continues = False  # Whether texts have no source: as the first one, so all.
+    continues = False  # Whether texts have no source; the first one decides.
     for number, example in enumerate(dataset.as_numpy_iterator(), 1):
         place = f"{EXAMPLE}{number} of task {task.name!r}"
-        # seqio keeps the prefixed text beside its tokens.
+        # seqio keeps the prefixed text as well as its tokens.
         names = "inputs_pretokenized", "targets_pretokenized"
         source, reference = (_decoded(example[name], place) for name in names)
         continues = number == 1 and not source or continues
@@ -154,7 +154,7 @@ def _of_seqio(task: tasks.Task) -> Iterator[Prompt]:
 
 
 def _of_tfds(task: tasks.Task, name: str) -> Iterator[Prompt]:
-    """The prompts of a dataset of TFDS, from the columns that the task names."""
+    """The prompts of a TFDS dataset, from the columns that the task names."""
     if not task.columns:
         raise ValueError(f"Task {task.name!r} reads {TFDS}{name}; name its columns (--columns).")
     try:
@@ -175,7 +175,7 @@ def _of_tfds(task: tasks.Task, name: str) -> Iterator[Prompt]:
 
 
 def _decoded(value: Any, place: str) -> Any:
-    """A text of TFDS, which are bytes; ValueError names its place if it is not UTF-8."""
+    """A text from TFDS, which stores bytes; ValueError names its place if it is not UTF-8."""
     try:
         return value.decode() if isinstance(value, bytes) else value
     except UnicodeDecodeError:
@@ -194,9 +194,9 @@ def _split(task: tasks.Task, known: Collection[str]) -> str:
 
 
 def named_files(data: str, kinds: Collection[str] = (".tsv", ".jsonl", ".txt")) -> list[str]:
-    """The file that data means, of one of these kinds, or the two parallel ones; see `KINDS`.
+    """The file that `data` names, of one of these kinds, or the two parallel ones; see `KINDS`.
 
-    Raises ValueError, without reading, if one is missing or the kind is none of these.
+    Raises ValueError, without reading, if one is missing or of another kind.
     """
     first, comma, second = data.partition(",")
     known = pathlib.Path(data).suffix in kinds
@@ -213,15 +213,15 @@ def named_files(data: str, kinds: Collection[str] = (".tsv", ".jsonl", ".txt")) 
 def read_pairs(files: str, columns: str | None = None) -> list[tuple[str, str]]:
     """Source and reference of every line of a file, or of two parallel files; see `KINDS`.
 
-    `columns` names both, or the source alone: keys of the objects in a .jsonl file, or columns that
-    the first line of a .tsv file names. A reference that there is none of is empty. Raises
-    ValueError if a file is missing, empty or malformed; the message says in which line.
+    `columns` names both, or only the source: keys of the objects in a .jsonl file, or columns that
+    the first line of a .tsv file names. A missing reference is empty. Raises ValueError if a file
+    is missing, empty or malformed; the message names the line.
     """
     return [(source, reference) for _, source, reference in _placed(files, columns)]
 
 
 def _placed(files: str, columns: str | None) -> list[tuple[str, str, str]]:
-    """Where each source and its reference are, and both; see `read_pairs`."""
+    """The place, source and reference of every line; see `read_pairs`."""
     first, *parallel = named_files(files)
     if parallel:
         [second] = parallel
@@ -264,11 +264,11 @@ def _object(line: str, where: str) -> dict[str, Any]:
     """The JSON object of a line."""
     try:
         record = json.loads(line)
-        json.dumps(record, ensure_ascii=False).encode()  # JSON can say halves of a character.
+        json.dumps(record, ensure_ascii=False).encode()  # JSON can have lone surrogates.
     except (RecursionError, ValueError) as error:
-        raise ValueError(f"{where} is no JSON ({error}); give an object a line.") from None
+        raise ValueError(f"{where} is no JSON ({error}); give one object per line.") from None
     if not isinstance(record, dict):
-        raise ValueError(f"{where} is no JSON object but {line[:40]!r}; give an object a line.")
+        raise ValueError(f"{where} is no JSON object but {line[:40]!r}; give one object per line.")
     return record
 
 
@@ -284,7 +284,7 @@ def _fields(line: str, where: str, columns: str | None) -> tuple[str, str]:
 
 
 def _names(columns: str) -> list[str]:
-    """The names of source and reference, or of the source alone."""
+    """The names of source and reference, or only of the source."""
     names = [name.strip() for name in columns.split(",")]
     if not all(names) or len(names) > 2:
         raise ValueError(f"Columns are named SOURCE,REFERENCE or SOURCE, not {columns!r}.")
@@ -292,7 +292,7 @@ def _names(columns: str) -> list[str]:
 
 
 def _pair(record: Mapping[str, Any], names: Sequence[str], where: str) -> tuple[str, str]:
-    """The columns of a record that are named; ValueError says which there are."""
+    """The named columns of a record; ValueError lists those that exist if one is missing."""
     for name in names:
         if name not in record:
             there = ", ".join(map(str, record)) or "none"
@@ -306,5 +306,5 @@ def _lines(file: str) -> list[str]:
     """The lines of a text file, without their ends."""
     text = disk.text(file)
     if not text.strip():
-        raise ValueError(f"{file} is empty; give a prompt a line.")
+        raise ValueError(f"{file} is empty; give one prompt per line.")
     return disk.lines(text)

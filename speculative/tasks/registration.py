@@ -35,7 +35,7 @@ def t5_vocabulary() -> seqio.SentencePieceVocabulary:
 def to_text(
     dataset: tf.data.Dataset, prefix: str, inputs: str | None, targets: str
 ) -> tf.data.Dataset:
-    """Examples from columns of those names; without `inputs`, each input is the prefix alone."""
+    """Examples from columns of those names; without `inputs`, each input is only the prefix."""
 
     def convert(example: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         parts = [prefix] if inputs is None else [prefix, example[inputs]]
@@ -49,7 +49,7 @@ def register(
 ) -> None:
     """Registers one of `TASKS`: prefixed text, tokenised, cut to length and closed by EOS.
 
-    `inputs`, unless it is None, and `targets` name columns of `source`, a source of seqio.
+    `inputs`, unless it is None, and `targets` name columns of `source`, a seqio source.
     """
     if name in seqio.TaskRegistry.names():
         return  # T5's library registers tasks of the same names and contents.

@@ -1,6 +1,6 @@
 """T5's tasks: TFDS holds their data, and T5's vocabulary tokenises it.
 
-T5 itself reads version 3.1.0 of cnn_dailymail, which has a space before the stop that closes a
+T5 itself reads version 3.1.0 of cnn_dailymail, which has a space before the full stop of a
 highlight; TFDS now offers only 3.4.0, which has none. Both have one line for each highlight. WMT's
 validation split is newstest2013, its test split newstest2014; lm1b has no inputs.
 """

@@ -1,1 +1,1 @@
-"""Training: a target learns from text, a draft from what the target writes."""
+"""Training: a target learns from text, a draft from the target's outputs."""

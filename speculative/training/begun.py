@@ -1,4 +1,4 @@
-"""What a run was begun with, noted in its work folder: it goes on with the same or not at all."""
+"""Records what a run began with in its work folder: it resumes with the same or not at all."""
 
 import dataclasses
 import hashlib
@@ -17,20 +17,20 @@ from speculative.types import Fields
 FILE = "settings.json"
 RATE = "TrainConfig.learning_rate"
 ELSEWHERE = {"target_dir", "data_dir", "work_dir", "out_dir", "max_minutes", "mesh"}
-"""Parameters that are noted by what lies there, or decide nothing of a result."""
+"""Parameters that are recorded by their contents, or that do not affect the result."""
 
 
 def settings(recipe: str, parameters: Mapping[str, Any]) -> Fields:
-    """What decides a run of "train" or "distil", by the names that gin files have for it."""
-    found = dict[str, Any]()
+    """The settings that decide a run of "train" or "distil", by their names in gin files."""
+    decisive = dict[str, Any]()
     for name, value in parameters.items():
         if dataclasses.is_dataclass(value):
             kind = type(value).__name__
             fields = value.to_json() if isinstance(value, Config) else vars(value)
-            found |= {f"{kind}.{field}": given for field, given in fields.items()}
+            decisive |= {f"{kind}.{field}": setting for field, setting in fields.items()}
         elif name not in ELSEWHERE:
-            found[f"{recipe}.{name}"] = value
-    return found
+            decisive[f"{recipe}.{name}"] = value
+    return decisive
 
 
 def of_examples(examples: Mapping[str, Examples]) -> str:
@@ -43,15 +43,15 @@ def of_examples(examples: Mapping[str, Examples]) -> str:
 
 
 def is_begun(work_dir: pathlib.Path) -> bool:
-    """Whether a run has noted its settings there."""
+    """Whether a run has recorded its settings there."""
     return (work_dir / FILE).is_file()
 
 
 def require_same(work_dir: pathlib.Path, said: Fields, made_with: Mapping[str, str]) -> None:
-    """Notes the settings of a run, and the fingerprints of what it is made with.
+    """Records the settings of a run, and the fingerprints of the files that it uses.
 
-    ValueError is raised if the folder is of a run with others. What an earlier version did not note
-    is taken to be the same, with a warning where that is a model or a text.
+    Raises ValueError if the folder holds a run with others. Anything that an earlier version did
+    not record is assumed to be the same, with a warning if that is a model or a text.
     """
     now = json.loads(json.dumps(said, default=str))  # As a file holds it: tuples are lists.
     file = work_dir / FILE
@@ -62,18 +62,18 @@ def require_same(work_dir: pathlib.Path, said: Fields, made_with: Mapping[str, s
         for name in before:
             if name not in now:
                 raise ValueError(
-                    f"{work_dir} holds a run that an earlier version began, whose {name} is no "
-                    "more; choose another --work_dir."
+                    f"{work_dir} holds a run that an earlier version began, and {name} no "
+                    "longer exists; choose another --work_dir."
                 )
             if before[name] != now[name]:
                 raise ValueError(
                     f"{work_dir} holds a run whose {name} is {before[name]!r}, not "
-                    f"{now[name]!r}; go on with the same, or choose another --work_dir."
+                    f"{now[name]!r}; use the same, or choose another --work_dir."
                 )
         if other := fingerprints.changed(earlier if noted is None else noted, made_with):
             raise ValueError(
                 f"{work_dir} holds a run whose {other} changed since it began, under the same "
-                "name; go on with the same, or choose another --work_dir."
+                "name; use the same, or choose another --work_dir."
             )
         if noted is None and (before or (work_dir / "checkpoints").exists()):
             logging.warning(fingerprints.UNKNOWN, work_dir)
@@ -81,7 +81,7 @@ def require_same(work_dir: pathlib.Path, said: Fields, made_with: Mapping[str, s
 
 
 def allow_another_rate(work_dir: pathlib.Path) -> None:
-    """A run that overflowed may go on with a lower learning rate."""
+    """Lets a run that overflowed resume with a lower learning rate."""
     if (file := work_dir / FILE).is_file():
         noted = disk.read_json(file)
         noted.pop(RATE, None)

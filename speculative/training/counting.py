@@ -1,4 +1,4 @@
-"""Drafts that need no training: text like a model's own, counted or kept in one file."""
+"""Drafts that need no training: texts like a model's own, counted or kept in one file."""
 
 import json
 import os
@@ -15,12 +15,12 @@ from speculative.tasks.prompts import named_files, read_pairs
 from speculative.training import data
 from speculative.vocabulary import Vocabulary
 
-ROOM = 50_000_000  # Tokens that are held at a time.
-MOST = {"ngrams": ROOM, "outputs": 300_000}  # Of which each kind of file is made, unless told.
+ROOM = 50_000_000  # Tokens held in memory at a time.
+MOST = {"ngrams": ROOM, "outputs": 300_000}  # The most tokens of each kind of file, by default.
 
 
 def require(files: Sequence[str]) -> None:
-    """Raises ValueError, before long work, if a file is missing or of no known kind."""
+    """Raises ValueError, before long work, if a file is missing or of an unknown kind."""
     for file in files:
         named_files(file, (".tsv", ".jsonl", ".txt", SUFFIX))
 
@@ -35,10 +35,10 @@ def tokens(
 ) -> Iterator[np.ndarray]:
     """The tokens [length] of each text that is not empty, with the end of sequence.
 
-    A file is .txt, a text a line, which is read as it is needed; or what `read_pairs` takes, with
-    `columns`; or tokenised `Examples` (.npz) of this vocabulary. References are taken, or else
-    `sources`, as where there are no references. The `prefix` is put before what is not tokenised
-    yet. Raises ValueError if a file is missing, empty or malformed.
+    A file is a .txt with one text per line, read as needed; or anything that `read_pairs` takes,
+    with `columns`; or tokenised `Examples` (.npz) of this vocabulary. References are taken, or
+    sources if `sources` is true or there are no references. The `prefix` is put before texts that
+    are not tokenised yet. Raises ValueError if a file is missing, empty or malformed.
     """
     small = np.uint16 if vocabulary.size <= 2**16 else np.int32
     for file in files:
@@ -59,12 +59,12 @@ def tokens(
 
 
 def are_chats(files: Sequence[str]) -> bool:
-    """Whether files are of JSON lines with `messages`; ValueError if only some of them are."""
-    found = {file: '"messages"' in _first_line(file) for file in files}
-    if len({*found.values()}) > 1:
-        one, other = (next(f for f, is_one in found.items() if is_one == kind) for kind in (1, 0))
+    """Whether files are JSON lines with `messages`; raises ValueError if only some of them are."""
+    kinds = {file: '"messages"' in _first_line(file) for file in files}
+    if len({*kinds.values()}) > 1:
+        one, other = (next(f for f, is_one in kinds.items() if is_one == kind) for kind in (1, 0))
         raise ValueError(f"{one} has chats and {other} has texts; give files of one kind.")
-    return all(found.values())
+    return all(kinds.values())
 
 
 def chats(
@@ -73,9 +73,9 @@ def chats(
     vocabulary: Vocabulary,
     on_progress: OnProgress = lambda what, share: None,
 ) -> Iterator[np.ndarray]:
-    """The tokens of the prompts of chats, a line each, as a template renders their `messages`.
+    """The tokens of the prompts of chats, one per line, with `messages` rendered by a template.
 
-    ValueError names a line that has none, or that the template does not take.
+    Raises ValueError, naming the line, if it has no messages or the template does not accept them.
     """
     for file in files:
         lines = [line for line in disk.lines(disk.text(file)) if line.strip()]
@@ -94,9 +94,9 @@ def _first_line(file: str) -> str:
 
 
 def most_frequent(texts: Iterable[np.ndarray], most: int, vocab_size: int) -> np.ndarray:
-    """At most so many tokens, the most frequent ones, ascending.
+    """The `most` most frequent tokens, or fewer, ascending.
 
-    ValueError if one is outside the vocabulary.
+    Raises ValueError if a token is outside the vocabulary.
     """
     counts = np.zeros(vocab_size, np.int64)
     for text in texts:
@@ -111,10 +111,10 @@ def most_frequent(texts: Iterable[np.ndarray], most: int, vocab_size: int) -> np
 
 
 def sample(texts: Iterable[np.ndarray], most: int) -> list[np.ndarray]:
-    """Whole texts, evenly spread, of so many tokens at most; all of them, if they are no more.
+    """Whole texts, evenly spread, of at most `most` tokens together; all texts if they fit.
 
-    Every second text is dropped whenever more than `ROOM` tokens, or `most`, have been read, which
-    bounds memory. Raises ValueError if no text is left.
+    Every second text is dropped whenever more than `ROOM` tokens, or `most` if larger, are held,
+    which bounds memory. Raises ValueError if no text is left.
     """
     held: list[np.ndarray] = []
     size, stride = 0, 1
@@ -145,7 +145,7 @@ def write(
     on_progress: OnProgress,
     **limits: int,
 ) -> str:
-    """Writes a draft made from texts, of a kind of `MOST`, and gives a sentence about it.
+    """Writes a draft made from texts, of a kind in `MOST`, and returns a sentence about it.
 
     N-grams keep within `limits`, those of `count_ngrams`.
     """
@@ -163,7 +163,7 @@ def write(
 
 
 def _texts(file: str, columns: str | None, sources: bool) -> Iterator[tuple[str, float]]:
-    """Texts as of `tokens`, each with the share that is read; of lines one is in memory."""
+    """Texts as in `tokens`, each with the share read so far; one line is in memory at a time."""
     if file.endswith(".txt") and os.path.isfile(file):
         size, done = os.path.getsize(file), 0
         with open(file, "rb") as opened:

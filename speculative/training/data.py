@@ -1,6 +1,6 @@
 """Tokenised examples: their .npz files, and rows of fixed lengths into which they are packed.
 
-Packing depends on (seed, epoch) alone, so a resumed run sees the batches of an unbroken one.
+Packing depends only on (seed, epoch), so a resumed run sees the batches of an unbroken one.
 """
 
 import concurrent.futures
@@ -21,7 +21,7 @@ Batch = dict[str, np.ndarray]
 `decoder_target_tokens`, `decoder_segment_ids`, `decoder_loss_weights` [B, L]."""
 
 OPEN_ROWS = 24  # Rows that may still take an example; more leave less padding but are slower.
-MOST_PROMPT = 23  # Tokens of a text that `prompts` takes at most, without the start token.
+MOST_PROMPT = 23  # Most tokens that `prompts` takes from a text, without the start token.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,14 +80,14 @@ def load(path: disk.Path) -> Examples:
 
 
 def load_all(folder: disk.Path, names: Iterable[str]) -> dict[str, Examples]:
-    """The examples of files of a folder, which are named without `.npz`; see `load`."""
+    """The examples of files in a folder, which are named without `.npz`; see `load`."""
     return {name: load(pathlib.Path(folder, f"{name}.npz")) for name in names}
 
 
 def prompts(texts: Examples, start_id: int = PAD_ID) -> Examples:
     """Prompts for a decoder-only model: the start token and the beginning of each target.
 
-    Beginnings of 4 to `MOST_PROMPT` tokens take turns, but none is longer than half of its text.
+    Their lengths cycle from 4 to `MOST_PROMPT` tokens, but none exceeds half of its text.
     """
     beginnings = [
         np.append(start_id, target[: min(4 + i % (MOST_PROMPT - 3), len(target) // 2)])
@@ -103,7 +103,7 @@ def whole_texts(written: Examples) -> Examples:
 
 
 class _Fitted(NamedTuple):
-    """Examples of an epoch, and of each its row, its number in it and where its sides begin."""
+    """Examples of an epoch, each with its row, its number in the row and where its sides begin."""
 
     chosen: np.ndarray
     rows: np.ndarray
@@ -115,7 +115,7 @@ class _Fitted(NamedTuple):
 class Mixture:
     """Several files of examples, mixed and packed into rows of S source and L target tokens.
 
-    `sources` are each file's examples and passes an epoch; 1.5 passes show every example once, and
+    `sources` are each file's examples and passes per epoch; 1.5 passes show every example once, and
     a random half of them a second time. The decoder reads `start_id` before each target. Raises
     ValueError if a weight is not positive or no example fits a row.
 
@@ -166,8 +166,8 @@ class Mixture:
     ) -> Iterator[Batch]:
         """Endless batches from step `start_step` on; a thread packs the next epoch meanwhile.
 
-        With `rows`, those of each batch alone that a process has devices for: all processes agree
-        which example lies where, and each fills in its own rows.
+        If `rows` is given, each batch has only these, for which the process has devices: all
+        processes agree on every example's place, and each fills in its own rows.
         """
         epoch, first = divmod(start_step, self.steps_per_epoch)
         own = np.arange(self.batch_size) if rows is None else rows
@@ -202,7 +202,7 @@ class Mixture:
         return [self._batch(*parts) for parts in zip(*columns, strict=True)]
 
     def _fitted(self, seed: int, epoch: int | None) -> "_Fitted":
-        """Where the examples of an epoch lie; with None all lie once, in their order."""
+        """The places of an epoch's examples; None places every example once, in order."""
         if epoch is None:
             chosen = np.concatenate([members for members, _ in self._parts])
         else:
@@ -217,7 +217,7 @@ class Mixture:
         return _Fitted(chosen, *first_fit(sizes[0], sizes[1], self._lengths))
 
     def _filled(self, fitted: "_Fitted", kept: np.ndarray) -> list[np.ndarray]:
-        """Source tokens and segments [R, S] and the target's [R, L] of rows, in ascending order."""
+        """Source tokens and segments [R, S] and the target's [R, L], of ascending rows `kept`."""
         here = np.isin(fitted.rows, kept)
         chosen, rows, segments, *begins = (column[here] for column in fitted)
         rows = np.searchsorted(kept, rows)
@@ -254,7 +254,7 @@ class Mixture:
 def first_fit(
     input_sizes: np.ndarray, target_sizes: np.ndarray, lengths: tuple[int, int]
 ) -> np.ndarray:
-    """Packs examples, in their order, each into the first open row that both sides fit into.
+    """Packs each example, in order, into the first open row that both sides fit into.
 
     The result [4, n] has each example's row, its number within the row from 1, and the indices in
     the row at which its source and its target begin.

@@ -42,7 +42,7 @@ from speculative.training.written import answered
 from speculative.types import Fields, Logits, PyTree
 
 GUESSES, GUESS_WEIGHT = 3, 0.8
-WRITTEN = {"greedy": 0.0, "sampled": 1.0}  # Temperatures; a draft in use reads texts of both.
+WRITTEN = {"greedy": 0.0, "sampled": 1.0}  # Temperatures; a draft in use reads texts of both kinds.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,22 +53,22 @@ class Distillation:
     1 - alpha, the rate of rejection (Leviathan et al., Theorem 3.5), but where p and q hardly
     overlap its gradient vanishes; there the KL divergence helps.
 
-    A draft which reads the target's decoder makes `GUESSES` guesses a step, each after those before
-    it (`FlaxModel.unroll`). Guess k counts as `GUESS_WEIGHT`^k, for it matters only where all
-    before it are accepted.
+    A draft which reads the target's decoder makes `GUESSES` guesses per step, each following the
+    earlier ones (`FlaxModel.unroll`). Guess k has the weight `GUESS_WEIGHT`^k, because it matters
+    only if all before it are accepted.
     """
 
     draft: FlaxModel  # To train.
     target: FlaxModel  # To imitate; its parameters are frozen.
-    vocab_size: int  # Tokens V that are pieces; others of the models are never chosen.
+    vocab_size: int  # Number V of pieces; the models' other tokens are never chosen.
 
     def __call__(
         self, params: PyTree, frozen: PyTree, batch: Mapping[str, Array], dropout_key: Array | None
     ) -> tuple[Array, Metrics]:
         """See `loop.Objective`; the metrics are `loss`, `alpha` and `agreement`.
 
-        The last two are acceptance at temperature 1 (sum min(p, q)) and 0 (equal argmax), of a
-        step's first guess; `alpha_2`, `agreement_2` and so on those of the others.
+        The last two are acceptance of a step's first guess at temperature 1 (sum min(p, q)) and 0
+        (equal argmax); `alpha_2`, `agreement_2` and so on are those of later guesses.
         """
         segments = of_source, of_text = batch["encoder_segment_ids"], batch["decoder_segment_ids"]
         encoded = self.target.encode(frozen, batch["encoder_input_tokens"], of_source)
@@ -77,8 +77,8 @@ class Distillation:
         log_p = jax.lax.stop_gradient(jax.nn.log_softmax(target[..., : self.vocab_size]))
         if layers:
             of_target = jnp.concatenate([hidden[name] for name in layers], axis=-1)
-            given = batch["decoder_input_tokens"], segments, encoded, of_target, GUESSES
-            drafts = self.draft.unroll(params, *given)
+            inputs = batch["decoder_input_tokens"], segments, encoded, of_target, GUESSES
+            drafts = self.draft.unroll(params, *inputs)
         else:
             shared = encoded if self.draft.config.reads.source_dim else None
             drafts = [teacher_forced(self.draft, params, batch, dropout_key, shared)[0]]
@@ -87,8 +87,8 @@ class Distillation:
         for k, draft in enumerate(drafts):
             distance, alpha, agreement = self._compared(log_p, draft, weights)
             loss += GUESS_WEIGHT**k * distance
-            # Metrics are divided by all tokens, of which each guess has fewer: a text's first
-            # position has no second one.
+            # Metrics are divided by all tokens, but later guesses have fewer: a text's first
+            # position has no second guess.
             share = batch["decoder_loss_weights"].sum() / jnp.maximum(weights.sum(), 1)
             guess = f"_{k + 1}" if k else ""
             metrics |= {f"alpha{guess}": share * alpha, f"agreement{guess}": share * agreement}
@@ -101,7 +101,7 @@ class Distillation:
             draft = draft[..., : self.vocab_size]
         likeliest, guessed = log_p.argmax(-1), draft.argmax(-1)
         if tokens is not None:
-            # Of other tokens q is 0 whatever is learned: their part of the divergence is left out.
+            # For other tokens q is always 0: their part of the divergence is left out.
             log_p, guessed = log_p[..., tokens], jnp.asarray(tokens)[guessed]
         log_q = jax.nn.log_softmax(draft)
         p, q = jnp.exp(log_p), jnp.exp(log_q)
@@ -133,17 +133,17 @@ def distil(
     """Trains a draft on text that its target writes, and saves it; a second call resumes.
 
     The target, a checkpoint of any format, writes outputs of at most `max_length` tokens for the
-    inputs of `files` into `<work_dir>/texts`. Where there are none a decoder-only target continues
+    inputs of `files` into `<work_dir>/texts`. If there are none, a decoder-only target continues
     the beginnings of their texts, as far as target and draft have positions. The draft also learns
     the target's distribution after each prefix of the targets of `references`, files with their
-    passes an epoch. With `keep` its logits are of so many tokens alone, the most frequent ones of
-    what the target wrote for training. `work_dir` notes target, texts and `settings`, by the names
-    that their user knows, and a second call must have the same, see `begun.require_same`. In place
-    of the folder `data_dir` there may be what its files hold, by name. The devices of a `mesh` like
-    "data:2,model:4" share the target, and the rows of a batch. While it writes, the target's
-    kernels are held as `quantize` says; its distribution, which is learned, is without that. The
-    rest is as in `train.train`; ValueError also if target and draft do not fit, or a text has
-    tokens that are no pieces, or, among the references, more than there are positions.
+    passes per epoch. If `keep` is set, the draft has logits for only that many tokens, the most
+    frequent ones in the target's outputs for training. `work_dir` records target, texts and
+    `settings`, under the names that the user knows, and a second call must have the same, see
+    `begun.require_same`. `data_dir` may also be the contents of its files, by name. The devices of
+    a `mesh` like "data:2,model:4" share the target, and the rows of a batch. The target writes with
+    its kernels as `quantize` says, but its distribution is learned without quantization. The rest
+    is as in `train.train`; ValueError also if target and draft do not fit, or a text has tokens
+    that are not pieces, or, among the references, more than there are positions.
     """
     checks.jax_settings()
     deadline = deadline_after(max_minutes)
@@ -181,9 +181,9 @@ def distil(
         ).load()
     text_dir = work_dir / "texts"
     for name in (*files.train, *files.held_out):
-        given = inputs[name]
-        if target.decoder_only and not given.inputs.size:
-            given = prompts(given, pieces.start_id)
+        examples = inputs[name]
+        if target.decoder_only and not examples.inputs.size:
+            examples = prompts(examples, pieces.start_id)
         for kind, temperature in WRITTEN.items():
             path, began = text_dir / f"{name}_{kind}.npz", time.monotonic()
             if path.exists():
@@ -192,7 +192,7 @@ def distil(
                 return False
             ends = max_length, pieces.eos_ids
             decoding = Decoding(pieces.size, Sampling(temperature), 0, *ends)
-            texts = answered(target, writer, given, decoding, generation_batch, positions)
+            texts = answered(target, writer, examples, decoding, generation_batch, positions)
             (whole_texts(texts) if target.decoder_only else texts).save(path)
             print(f"{path}: {len(texts)} outputs, {time.monotonic() - began:.0f} s", flush=True)
     learned = {f"{n}_{kind}": passes for n, passes in files.train.items() for kind in WRITTEN}
@@ -213,29 +213,29 @@ def distil(
         if model.reads.target_layers:
             made_for = MadeFor(pathlib.Path(target_dir).name, checkpoint.fingerprint())
         before = checkpoints.open(init_from).training_minutes if init_from else None
-        # Of the steps alone, without what was evaluated and saved between them.
+        # Time of the steps only, without the evaluations and saves between them.
         minutes = sum(line.get("seconds", 0.0) for line in Log(work_dir).lines()) / 60
-        told = {"made_for": made_for, "training_minutes": minutes + (before or 0.0)}
+        details = {"made_for": made_for, "training_minutes": minutes + (before or 0.0)}
         stored = model.replace(dtype="float32")
         kept = work_dir / CHECKPOINTS
-        saved.export(out_dir, kept, trained.taken, stored, pieces, "int8", **told)
+        saved.export(out_dir, kept, trained.taken, stored, pieces, "int8", **details)
     return trained.taken is not None
 
 
 def acceptance(work_dir: pathlib.Path) -> dict[tuple[str, float], list[float]]:
-    """The shares of guess 1, 2, ... accepted as a run ended, by held-out file and temperature."""
+    """Acceptance rates of guess 1, 2, ... when a run ended, by held-out file and temperature."""
     *_, last = disk.entries(work_dir / "log.jsonl", dict, "line of a log")
-    found = dict[tuple[str, float], list[float]]()
+    rates = dict[tuple[str, float], list[float]]()
     for column in sorted(last):
         text, _, metric = column.rpartition("/")
         name, _, kind = text.rpartition("_")
         if name and metric.startswith("alpha" if WRITTEN[kind] else "agreement"):
-            found.setdefault((name, WRITTEN[kind]), []).append(last[column])
-    return found
+            rates.setdefault((name, WRITTEN[kind]), []).append(last[column])
+    return rates
 
 
 def _require_fits(name: str, examples: Examples, vocab_size: int, positions: int) -> None:
-    """Raises ValueError if texts have other tokens than pieces, or more than there are positions.
+    """Raises ValueError if texts have tokens that are not pieces, or more than the positions.
 
     There is no limit where `positions` is 0.
     """

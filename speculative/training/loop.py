@@ -1,7 +1,7 @@
 """The training loop of every objective: steps, held-out loss, log, checkpoints, resuming.
 
 On a mesh devices share parameters and moments (`sharding.of_training`), and each has its own rows
-of a batch; JAX's partitioner derives from that what they gather and which sums they exchange.
+of a batch; JAX's partitioner derives the gathers and the exchanged sums from that.
 """
 
 import contextlib
@@ -35,10 +35,10 @@ Metrics = dict[str, Array]
 Objective = Callable[[PyTree, PyTree, Mapping[str, Array], Array | None], tuple[Array, Metrics]]
 """From (params, frozen, batch, dropout key) to the loss and the metrics, each summed over the
 batch's target tokens. The frozen parameters, such as a teacher's, are used but not trained.
-It is hashable: runs of equal objectives and settings share their compiled steps."""
+It is hashable: runs with equal objectives and settings share their compiled steps."""
 
-CHECKPOINTS = "checkpoints"  # In a run's folder.
-UNFINISHED = 75  # Exit code of a command that stopped at its deadline; the same command goes on.
+CHECKPOINTS = "checkpoints"  # A folder in a run's folder.
+UNFINISHED = 75  # Exit code of a command that stopped at its deadline; rerun to resume.
 CHOICES = {
     "decay": ("cosine", "constant", "rsqrt"),
     "remat": ("none", "layers", "products"),
@@ -50,29 +50,29 @@ CHOICES = {
 class TrainConfig:
     """The length of a run, its learning rate and its batches."""
 
-    steps: int  # Of the whole run.
-    batch_size: int = 64  # Rows B.
+    steps: int  # Steps of the whole run.
+    batch_size: int = 64  # Rows B of a batch.
     microbatches: int = 1  # Equal parts of a batch, computed in turn to save memory, and added up.
-    source_length: int = 256  # Tokens S of a row, which is filled with several examples.
-    target_length: int = 160  # Tokens L of a row.
+    source_length: int = 256  # Source tokens S of a row, which is filled with several examples.
+    target_length: int = 160  # Target tokens L of a row.
     # The highest learning rate. Adafactor scales it by each parameter's own size, so 0.01 is a step
     # of 1% (T5's constant).
     learning_rate: float = 0.01
     # Steps in which the rate rises linearly; with "rsqrt" it is constant in them, as T5's is.
     warmup_steps: int = 1000
-    # What follows: half a "cosine" down to 0, a "constant" rate, or T5's of pre-training, which
-    # falls with the square root of the step.
+    # The rate after that: half a "cosine" down to 0, "constant", or T5's "rsqrt" of pre-training,
+    # which falls with the square root of the step.
     decay: str = "cosine"
     clip_norm: float = 1.0  # The gradient's largest global norm; 0 sets no limit.
-    # What the gradient computes again, to save memory: "none", "layers" from their inputs alone, or
-    # of these all but the "products" with kernels.
+    # Recomputation in the gradient, to save memory: "none", "layers" from only their inputs, or all
+    # of a layer but the "products" with kernels.
     remat: str = "none"
-    seed: int = 0  # Of the initial parameters, of the examples' order and of dropout.
+    seed: int = 0  # For the initial parameters, the examples' order and dropout.
     log_every: int = 50  # Steps between log lines; a run saves and stops only at such a step.
     evaluate_every: int = 1000  # Steps between held-out evaluations, a multiple of log_every.
     checkpoint_every: int = 1000  # Steps between checkpoints, a multiple of log_every.
-    keep: int = 2  # Newest checkpoints that are kept, two or more, beside the best one.
-    # The checkpoint that becomes the model: the "last", or the "best" of the held-out evaluations.
+    keep: int = 2  # Newest checkpoints that are kept, two or more, besides the best one.
+    # The checkpoint that becomes the model: the "last", or the "best" in held-out evaluation.
     take: str = "last"
     patience: int = 0  # The run ends after so many evaluations without a better one; 0: never.
 
@@ -91,7 +91,7 @@ class TrainConfig:
                 raise ValueError(f"TrainConfig.{name} cannot be {value!r}.")
             if value == 0 and name not in may_be_0:
                 raise ValueError(f"TrainConfig.{name} must be positive.")
-        if self.keep < 2:  # A fault may have begun in the newest.
+        if self.keep < 2:  # A fault may have begun in the newest one.
             raise ValueError(f"TrainConfig.keep must be at least 2, not {self.keep}.")
         warmup, steps = self.warmup_steps, self.steps
         if warmup >= steps and self.decay != "rsqrt":
@@ -120,17 +120,17 @@ class TrainConfig:
         return optax.join_schedules([rising, after], [warmup])
 
     def optimizer(self) -> optax.GradientTransformation:
-        """Adafactor as T5X has it (Shazeer and Stern, 2018), behind a clipped gradient.
+        """Adafactor as in T5X (Shazeer and Stern, 2018), after clipping the gradient.
 
-        Moments are factored where both axes have 128 numbers or more, updates are clipped at a root
-        mean square of 1 and scaled by the parameter's own, of 0.001 at least. As with T5X's
-        `step_offset`, they begin anew with a run, whatever the checkpoint it starts from has.
+        Moments are factored where both axes have 128 numbers or more; updates are clipped at a root
+        mean square of 1 and scaled by the parameter's own, at least 0.001. As with T5X's
+        `step_offset`, moments start afresh in a run, whichever checkpoint it starts from.
         """
         clip = optax.clip_by_global_norm(self.clip_norm) if self.clip_norm else optax.identity()
         return optax.chain(clip, optax.adafactor(self.schedule()))
 
     def require_mesh(self, text: str) -> None:
-        """ValueError unless devices of a mesh can share the rows of each part of a batch."""
+        """ValueError unless the devices of a mesh can share the rows of each microbatch."""
         devices = checks.mesh("mesh", text)[sharding.DATA]
         rows = self.batch_size // self.microbatches
         if rows % devices:
@@ -152,7 +152,7 @@ class TrainState:
 
 
 class Trained(NamedTuple):
-    """What a run has come to."""
+    """The result of a run."""
 
     params: PyTree  # The newest ones.
     taken: int | None  # The step of the checkpoint that becomes the model; None: not finished.
@@ -165,7 +165,7 @@ def begin(config: TrainConfig, params: PyTree) -> TrainState:
 
 
 def state_shapes(config: TrainConfig, model: Config, on: Mesh | None) -> TrainState:
-    """The shapes of a run's state and, on a mesh, how they lie."""
+    """The shapes of a run's state and, on a mesh, their shardings."""
     params = abstract_params(model.replace(dtype="float32"))
     state = jax.eval_shape(functools.partial(begin, config), params)
     return state if on is None else sharding.lying(state, sharding.of_training(state, on))
@@ -192,7 +192,7 @@ def mean_gradient(
         return _along(jax.tree.map(jnp.add, total, gradient), on), metrics
 
     parts = {name: x.reshape(microbatches, -1, *x.shape[1:]) for name, x in batch.items()}
-    if on is not None:  # Devices share each part, not the parts.
+    if on is not None:  # Devices share each microbatch.
         rows = NamedSharding(on, PartitionSpec(None, sharding.DATA))
         parts = jax.lax.with_sharding_constraint(parts, jax.tree.map(lambda _: rows, parts))
     keys = jax.random.split(dropout_key, microbatches)  # Each microbatch has its own.
@@ -202,7 +202,7 @@ def mean_gradient(
 
 
 def _along(tree: PyTree, on: Mesh | None) -> PyTree:
-    """Parameters, gradients or a state, of a mesh as they lie in training."""
+    """Lays out parameters, gradients or a state as in training on a mesh."""
     if on is None:
         return tree
     return jax.lax.with_sharding_constraint(tree, sharding.of_training(tree, on))
@@ -210,14 +210,14 @@ def _along(tree: PyTree, on: Mesh | None) -> PyTree:
 
 @functools.cache
 def program(device: Any) -> Any:
-    """A step, jitted for a device that may be described only; see `_step`."""
+    """A jitted step, for a device that may be only described; see `_step`."""
     options = dict(training_options(device)) or None
     return jax.jit(_step, static_argnums=(0, 1, 5), donate_argnums=2, compiler_options=options)
 
 
 @functools.cache
 def _evaluation(device: Any) -> Any:
-    """An evaluation, likewise; see `_evaluate`."""
+    """A jitted evaluation, for a device as in `program`; see `_evaluate`."""
     options = dict(training_options(device)) or None
     return jax.jit(_evaluate, static_argnums=0, compiler_options=options)
 
@@ -232,8 +232,8 @@ def _step(
 ) -> tuple[TrainState, Metrics, Array]:
     """The state after a step, the metrics' sums, and the gradient's global norm."""
     key = jax.random.fold_in(jax.random.key(config.seed), state.step)
-    given = objective, state.params, frozen, batch, key, config.microbatches, on
-    gradient, metrics = mean_gradient(*given)
+    inputs = objective, state.params, frozen, batch, key, config.microbatches, on
+    gradient, metrics = mean_gradient(*inputs)
     norm = optax.tree.norm(gradient)
     updates, moments = config.optimizer().update(gradient, state.optimizer, state.params)
     params = optax.apply_updates(state.params, updates)
@@ -260,7 +260,7 @@ def in_training(model: Config, remat: str, on: Mesh | None, start_id: int = PAD_
 
 
 def own_rows(on: Mesh | None, count: int) -> np.ndarray:
-    """Those of so many rows of a batch that devices of this process have."""
+    """The rows, out of `count` in a batch, that this process's devices have."""
     if on is None:
         return np.arange(count)
     rows = NamedSharding(on, PartitionSpec(sharding.DATA))
@@ -269,7 +269,7 @@ def own_rows(on: Mesh | None, count: int) -> np.ndarray:
 
 
 def put(batch: Batch, on: Mesh | None, count: int, rows: np.ndarray) -> dict[str, Any]:
-    """A batch of so many rows, of which there are those of `own_rows` here, on a mesh's devices."""
+    """A batch of `count` rows on a mesh's devices; `batch` has this process's `rows`."""
     if on is None:
         return dict(batch)
     where = NamedSharding(on, PartitionSpec(sharding.DATA))
@@ -285,7 +285,7 @@ def put(batch: Batch, on: Mesh | None, count: int, rows: np.ndarray) -> dict[str
 
 
 class Log:
-    """The log of a run's folder: a line of numbers by name for every few steps."""
+    """The log in a run's folder: a line of named numbers every few steps."""
 
     def __init__(self, folder: pathlib.Path) -> None:
         self.file = folder / "log.jsonl"
@@ -295,22 +295,22 @@ class Log:
         return disk.entries(self.file, lambda line: line | {"step": int(line["step"])}, "log line")
 
     def until(self, step: int) -> None:
-        """Removes lines after a step: those of steps that are done again."""
+        """Removes the lines after a step, because their steps are done again."""
         kept = (json.dumps(line) for line in self.lines() if line["step"] <= step)
         disk.write(self.file, "".join(f"{line}\n" for line in kept))
 
     def ended(self, config: TrainConfig) -> bool:
-        """Whether the run has come to its end."""
+        """Whether the run has ended."""
         lines = self.lines()
         last = lines[-1]["step"] if lines else 0
         return last >= config.steps or self.impatient(config)
 
     def impatient(self, config: TrainConfig) -> bool:
-        """Whether as many evaluations as the run's patience did not better the best one."""
+        """Whether the last `config.patience` evaluations did not improve on the best one."""
         scores = [line["score"] for line in self.lines() if "score" in line]
         if not config.patience or not scores:
             return False
-        return int(np.argmax(scores[::-1])) >= config.patience  # Of equal ones the last is best.
+        return int(np.argmax(scores[::-1])) >= config.patience  # Among equals the last is best.
 
 
 def fit(
@@ -331,23 +331,23 @@ def fit(
     """Trains from the folder's newest checkpoint, or else from the parameters that `start` gives.
 
     The folder gets `log.jsonl` and, unless they go into a `checkpoint_dir`, which may be
-    ``gs://bucket/folder``, the `checkpoints/`. Lines of the log hold the step, the mean loss and
-    metrics since the line before, the gradient's norm, the learning rate, seconds, tokens a second,
-    what `measured` adds of the seconds of a step and the steps that are left, and the means over
-    the `held_out` batches of each name, evaluated without dropout. `score` judges parameters
-    otherwise, by numbers of which more is better. Their mean, or without them the mean held-out
-    loss, negated, is an evaluation's `score`, by which the best checkpoint is known. Then
-    `on_evaluation` is called with the folder, to show what its log has.
+    ``gs://bucket/folder``, the `checkpoints/`. Log lines hold the step, the mean loss and metrics
+    since the previous line, the gradient's norm, the learning rate, seconds, tokens per second, the
+    numbers that `measured` returns for the seconds per step and the steps left, and the means over
+    the `held_out` batches of each name, evaluated without dropout. `score` may judge parameters by
+    other numbers, where higher is better. Their mean, or without them the negated mean held-out
+    loss, is an evaluation's `score`, which determines the best checkpoint. Then `on_evaluation` is
+    called with the folder, to show its log.
 
     A resumed run uses the same batches and dropout masks as one that never stopped, on the same
     devices or others. After `deadline`, a `time.monotonic()` in seconds, the run saves and stops.
-    Of several processes, which share the checkpoints' folder, each has its own devices' rows of a
-    batch and writes their parts of checkpoints; the first one writes the log.
+    If there are several processes, they share the checkpoints' folder; each has its own devices'
+    rows of a batch and writes their parts of checkpoints, and the first one writes the log.
 
     Raises ValueError if the loss or the parameters stop being finite, or if another process trains
     in the folder; OSError if a checkpoint cannot be written. Such parameters are never saved, and
-    the two newest checkpoints are kept: where the fault follows the newest at once, it had begun in
-    there, and the older one is gone on with.
+    the two newest checkpoints are kept: if the fault immediately follows the newest one, it had
+    begun there, and the run resumes from the older one.
     """
     folder, first = pathlib.Path(folder).absolute(), is_first()
     log, whole = Log(folder), {n: _whole(part, on) for n, part in held_out.items()}
@@ -359,7 +359,7 @@ def fit(
         progress = stack.enter_context(Progress(*columns, disable=not first))
         if (newest := checkpoints.newest()) is None:
             state = begin(config, start())
-            # Committed to a device, as a restored one is: a resumed run compiles the same step.
+            # Commit it to a device, as a restored one is: a resumed run compiles the same step.
             state = jax.device_put(state, sharding.places(state, on))
         else:
             made = functools.partial(begin, config)
@@ -399,8 +399,8 @@ def fit(
                 judged = judged or {n: -line[f"{n}/loss"] for n in whole}
                 if judged:
                     line["score"] = sum(judged.values()) / len(judged)
-                said = (f"{k} {f'{v:.4g}' if isinstance(v, float) else v}" for k, v in line.items())
-                progress.console.print("  ".join(said), highlight=False)
+                text = (f"{k} {f'{v:.4g}' if isinstance(v, float) else v}" for k, v in line.items())
+                progress.console.print("  ".join(text), highlight=False)
             stop = agreed(time.monotonic() > deadline)
             saves = last or stop or evaluated or done % config.checkpoint_every == 0
             if saves and not _finite(state):
@@ -421,7 +421,7 @@ def fit(
 
 
 def _whole(batches: Sequence[Batch], on: Mesh | None) -> list[dict[str, Any]]:
-    """Batches that every process has all of, on a mesh's devices."""
+    """Batches on a mesh's devices; every process has all of their rows."""
     counts = [len(batch["decoder_loss_weights"]) for batch in batches]
     both = zip(batches, counts, strict=True)
     return [put(batch, on, count, np.arange(count)) for batch, count in both]
@@ -434,9 +434,9 @@ def _overflow(
     folder: pathlib.Path,
     checkpoints: saved.Checkpoints,
 ) -> ValueError:
-    """The error of a run that is finite no more, whose folder may be gone on with at a lower rate.
+    """The error of a run that is no longer finite, which may now resume at a lower rate.
 
-    The newest checkpoint is removed if no line of the log came between it and the fault.
+    The newest checkpoint is removed if no log line came between it and the fault.
     """
     checkpoints.finish()
     newest = checkpoints.newest()
@@ -445,15 +445,15 @@ def _overflow(
     if is_first():
         begun.allow_another_rate(folder)
     from_step = checkpoints.newest()
-    where = f"from its checkpoint of step {from_step}" if from_step else "from the beginning"
+    where = f"resumes from its checkpoint of step {from_step}" if from_step else "starts anew"
     return ValueError(
         f"{fault} at step {step} of {folder}; lower {begun.RATE} and run the same "
-        f"command again, which goes on {where}."
+        f"command again, which {where}."
     )
 
 
 def deadline_after(minutes: float | None) -> float:
-    """The `time.monotonic()` at which a run stops that may take so long; None sets no limit."""
+    """The `time.monotonic()` at which a run of so many minutes stops; None sets no limit."""
     return math.inf if minutes is None else time.monotonic() + 60 * minutes
 
 

@@ -1,4 +1,4 @@
-"""Recipes of training and distillation: what gin files say, and a draft for texts of one's own."""
+"""Recipes for training and distillation: from gin files, or a draft for a user's own texts."""
 
 import dataclasses
 import inspect
@@ -18,19 +18,19 @@ from speculative.training.data import MOST_PROMPT, Examples, ragged
 
 MODELS = (T5Config, DecoderOnlyConfig, Reads, named)
 KNOWN = (*MODELS, loop.TrainConfig, train.Files, train.train, distil.distil)
-"""What gin files of training configure; they may import the modules of these, and no others."""
+"""The configurables of training's gin files, which may import only the modules of these."""
 for configurable in KNOWN:
     gin.register(configurable)
 
-HELD_OUT, FEWEST = 256, 40  # Texts that are held out at most, and the fewest that are enough.
+HELD_OUT, FEWEST = 256, 40  # The most texts held out, and the fewest in all that are enough.
 
 
 def configured(
     recipe: Callable[..., bool], file: str, bindings: Sequence[str], arguments: dict[str, Any]
 ) -> dict[str, Any]:
-    """The parameters of `train.train` or `distil.distil` by a gin file, bindings and arguments.
+    """The parameters of `train.train` or `distil.distil` from a gin file, bindings and arguments.
 
-    The arguments come before the bindings, those before the file. Raises ValueError if the file
+    Arguments override bindings, which override the file. Raises ValueError if the file
     names something that does not exist, or leaves out a parameter.
     """
     try:
@@ -46,16 +46,16 @@ def configured(
 
 @dataclasses.dataclass(frozen=True)
 class DraftSettings:
-    """What options may choose; a gin file in place of the texts (`--config`) chooses more."""
+    """Settings that options may choose; a gin file (`--config`) instead of texts chooses more."""
 
-    dim: int | None = None  # Features, a multiple of 64; None: half of the target's, to 1,024.
-    layers: int = 1  # Of its decoder.
-    keep: int = KEEP  # Tokens of its draft vocabulary at most, the most frequent ones.
-    steps: int = 3000  # Of training.
-    source_length: int | None = None  # Tokens to which longer texts are cut; None: whole ones.
-    max_length: int = 128  # Tokens of a text that the target writes.
-    batch_size: int = 64  # Texts that it writes at a time.
-    seed: int = 0  # Of the first parameters and of the texts' order.
+    dim: int | None = None  # Features, a multiple of 64; None: half of the target's, at most 1,024.
+    layers: int = 1  # Decoder layers.
+    keep: int = KEEP  # Most tokens of its draft vocabulary, which has the most frequent ones.
+    steps: int = 3000  # Training steps.
+    source_length: int | None = None  # Tokens to which longer texts are cut; None: no cut.
+    max_length: int = 128  # Most tokens of a text that the target writes.
+    batch_size: int = 64  # Texts that the target writes at a time.
+    seed: int = 0  # For the initial parameters and the texts' order.
 
     def model(self, target: Config) -> Config:
         """The draft's sizes, see `models.distilled`; ValueError unless 64 divides `dim`."""
@@ -68,16 +68,16 @@ def divided(
     source_length: int | None = None,
     are_inputs: bool | None = None,
 ) -> dict[str, Examples]:
-    """Texts to learn from and texts held out, as examples by file: their inputs, or targets.
+    """Texts to learn from and held-out texts, as inputs or targets of examples by file.
 
-    By default those of a decoder-only model are targets. They are cut to `source_length` tokens,
-    and to what the target has positions for.
+    By default they are targets for a decoder-only model, or else inputs. They are cut to
+    `source_length` tokens, and to the target's positions.
     """
     texts = list(texts)
     most = min(size or checks.MAX_TOKENS for size in (source_length, target.max_positions))
     if longer := sum(len(x) > most for x in texts):
-        said = f"{longer:,} of {len(texts):,} texts are longer than {most} tokens"
-        print(f"{said}, and are cut there.", file=sys.stderr)
+        warning = f"{longer:,} of {len(texts):,} texts are longer than {most} tokens"
+        print(f"{warning}, and are cut there.", file=sys.stderr)
     cut = [x if len(x) <= most else np.append(x[: most - 1], x[-1:]) for x in texts]
     if len(cut) < FEWEST:
         raise ValueError(
@@ -97,8 +97,8 @@ def of_texts(
 ) -> dict[str, Any]:
     """Parameters of `distil.distil`; ValueError if a setting is wrong, or there are too few texts.
 
-    The `texts` are the sources of an encoder-decoder, or texts of which a decoder-only target
-    continues the beginnings: tokens with the end of sequence. Or they are `whole` prompts of it.
+    The `texts`, tokens with the end of sequence, are sources of an encoder-decoder, or texts whose
+    beginnings a decoder-only target continues, or `whole` prompts for it.
     """
     model, decoder_only = settings.model(target), model_of(target).decoder_only
     goes_on = decoder_only and not whole
@@ -112,7 +112,7 @@ def of_texts(
         "config": loop.TrainConfig(
             steps=settings.steps,
             batch_size=4,
-            source_length=max(256, source) if source else 1,  # Of a row, which holds several.
+            source_length=max(256, source) if source else 1,  # A row holds several.
             target_length=max(160, text),
             learning_rate=0.02,
             warmup_steps=min(200, settings.steps // 10),
@@ -123,7 +123,7 @@ def of_texts(
         ),
         "files": train.Files({"train": 1.0}, ["held_out"]),
         "data_dir": examples,
-        # The texts themselves cost no writing; those of an encoder-decoder are sources.
+        # The texts themselves need no decoding; those of an encoder-decoder are sources.
         "references": {"train": 1.0} if goes_on else {},
         "max_length": settings.max_length,
         "generation_batch": settings.batch_size,

@@ -1,4 +1,4 @@
-"""Checkpoints of training, by orbax: written while steps go on, each process its devices' parts.
+"""Training checkpoints, by orbax: written during steps; each process writes its devices' parts.
 
 They hold parameters and the optimizer's state; `opened` reads the parameters as a checkpoint that
 can be saved as a model, or converted, tensor by tensor.
@@ -26,13 +26,13 @@ from speculative.models import Config, abstract_params, sharding
 from speculative.types import PyTree
 from speculative.vocabulary import Vocabulary
 
-ITEM = "default"  # What orbax calls the state.
+ITEM = "default"  # orbax's name for the state.
 
 
 class Checkpoints:
     """The checkpoints of a run in a folder, or ``gs://bucket/folder``, which all processes share.
 
-    They are the newest ones, and that of the best evaluation.
+    It keeps the newest ones, and that of the best evaluation.
     """
 
     def __init__(self, folder: disk.Path, keep: int) -> None:
@@ -50,56 +50,57 @@ class Checkpoints:
         self._manager.close()
 
     def newest(self) -> int | None:
-        """The step of the newest one; None without any."""
+        """The step of the newest one; None if there is none."""
         return self._manager.latest_step()
 
     def best(self) -> int | None:
-        """The step of the best evaluation; None without any checkpoint."""
+        """The step of the best evaluation; None if there is no checkpoint."""
         return self._manager.best_step()
 
     def save(self, step: int, state: PyTree, score: float | None) -> None:
-        """Begins to write a state; waits for the one before it, whose OSError may come now.
+        """Starts to write a state, after waiting for the previous one, whose OSError may come now.
 
-        The `score` is that of an evaluation; None is not evaluated.
+        The `score` is that of an evaluation; None if the state was not evaluated.
         """
         metrics = {"score": -math.inf if score is None else score}
-        given = ocp.args.StandardSave(state)
-        self._written(lambda: self._manager.save(step, metrics=metrics, args=given, force=True))
+        args = ocp.args.StandardSave(state)
+        self._written(lambda: self._manager.save(step, metrics=metrics, args=args, force=True))
 
     def finish(self) -> None:
-        """Waits until all is written; OSError if that is not possible."""
+        """Waits until everything is written; raises OSError if that is not possible."""
         self._written(self._manager.wait_until_finished)
 
     def remove(self, step: int) -> None:
-        """Removes one."""
+        """Removes the checkpoint of a step."""
         self._manager.delete(step)
 
     def restored(self, step: int, shapes: Callable[[PyTree], PyTree], on: Mesh | None) -> PyTree:
-        """The state of a step, as it lies on a mesh or the first device; `shapes` of parameters'.
+        """The state of a step, placed on a mesh or the first device.
 
-        ValueError if the checkpoint is damaged.
+        `shapes` gives the state's shapes for those of the parameters. Raises ValueError if the
+        checkpoint is damaged.
         """
         try:
-            # The optimizer of a run, not what was written, says what its state is.
-            found = self._manager.item_metadata(step)
+            # The state's structure comes from the run's optimizer, not from the file.
+            metadata = self._manager.item_metadata(step)
             params = jax.tree.map(
                 lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype),
-                dict(found)["params"], is_leaf=lambda x: hasattr(x, "shape"),
+                dict(metadata)["params"], is_leaf=lambda x: hasattr(x, "shape"),
             )  # fmt: skip
             wanted = shapes(params)
             wanted = sharding.lying(wanted, sharding.places(wanted, on))
             return self._manager.restore(step, args=ocp.args.StandardRestore(wanted))
-        except Exception as error:  # Of many kinds.
+        except Exception as error:  # There are many kinds.
             raise ValueError(
                 f"The checkpoint of step {step} in {self.folder} is damaged "
-                f"({str(error).splitlines()[0]}); remove it, and the run goes on from the one "
+                f"({str(error).splitlines()[0]}); remove it, and the run resumes from the one "
                 "before it."
             ) from error
 
     def _written(self, write: Callable[[], Any]) -> None:
         try:
             write()
-        except Exception as error:  # Of many kinds, some of another thread's.
+        except Exception as error:  # There are many kinds, some from another thread.
             newest = self._manager.latest_step()
             kept = f"that of step {newest} is whole" if newest else "there is none before it"
             raise OSError(
@@ -121,7 +122,7 @@ def steps(folder: disk.Path) -> list[int]:
 
 
 def opened(folder: disk.Path, step: int, config: Config) -> Checkpoint:
-    """The parameters of a step's checkpoint, which are read as they are asked for."""
+    """The parameters of a step's checkpoint, which are read when they are needed."""
     where = f"{str(folder).rstrip('/')}/{step}/{ITEM}"
     base = f"{where}/" if where.startswith("gs://") else f"file://{where}/"
 
@@ -150,9 +151,9 @@ def export(
 ) -> None:
     """Saves the parameters of a step as a model, with its vocabulary; see `native.write`.
 
-    They are read from the checkpoint tensor by tensor, whatever devices they lie on. `more` is what
-    else a `Checkpoint` tells.
+    They are read from the checkpoint tensor by tensor, regardless of devices. `more` has further
+    fields of `Checkpoint`.
     """
-    told = {"vocabulary": pieces.path, "extra_ids": pieces.extra_ids, "special": pieces.special}
-    made = dataclasses.replace(opened(checkpoints, step, config), **told, **more)
+    fields = {"vocabulary": pieces.path, "extra_ids": pieces.extra_ids, "special": pieces.special}
+    made = dataclasses.replace(opened(checkpoints, step, config), **fields, **more)
     native.write(folder, made, storage)

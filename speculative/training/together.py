@@ -1,4 +1,4 @@
-"""What several processes of one run do together, and what the first one does for all of them."""
+"""Coordination of a run's processes: joint decisions, and work of the first one for all."""
 
 from collections.abc import Callable
 
@@ -8,21 +8,21 @@ from jax.experimental import multihost_utils
 
 
 def is_first() -> bool:
-    """Whether this process writes log and model."""
+    """Whether this process writes the log and the model."""
     return jax.process_index() == 0
 
 
 def agreed(here: bool) -> bool:
-    """What the first process says, where there are several; all of them must ask."""
+    """The first process's value, if there are several processes; all of them must call this."""
     if jax.process_count() == 1:
         return here
     return bool(multihost_utils.broadcast_one_to_all(np.array(here)))
 
 
 def by_first(work: Callable[[], object]) -> None:
-    """Done by the first process; the others wait, and end with an error where it does.
+    """Runs `work` in the first process; the others wait, and raise an error if it does.
 
-    Without that they would wait for its part of the next step.
+    Otherwise they would wait for its part of the next step.
     """
     error = None
     try:

@@ -50,21 +50,21 @@ def teacher_forced(
     """Teacher-forced logits [B, L, V] and hidden states of a packed batch; see `FlaxModel`."""
     tokens = batch["encoder_input_tokens"], batch["decoder_input_tokens"]
     segments = batch["encoder_segment_ids"], batch["decoder_segment_ids"]
-    given = *tokens, segments, dropout_key, encoded, layers
-    return model.forward_with_hidden(params, *given)
+    inputs = *tokens, segments, dropout_key, encoded, layers
+    return model.forward_with_hidden(params, *inputs)
 
 
 @dataclasses.dataclass(frozen=True)
 class CrossEntropy:
     """Negative log likelihood of the model to train, in nats, with T5X's two additions.
 
-    With a label smoothing E the model learns a distribution that has 1 - E at the target and the
-    rest at the other tokens alike; that distribution's entropy is taken away.
+    For a label smoothing E the model learns a distribution that has 1 - E at the target and shares
+    the rest evenly among the other tokens; that distribution's entropy is subtracted.
     """
 
     model: FlaxModel
     label_smoothing: float = 0.0
-    # Weight of the squared logarithm of the softmax's normaliser; logits drift less.
+    # Weight of the squared logarithm of the softmax's normaliser, so that logits drift less.
     z_loss: float = 1e-4
 
     def __call__(
@@ -90,12 +90,12 @@ class CrossEntropy:
 def initial(
     model: FlaxModel, seed: int, init_from: disk.Path | None, on: Mesh | None = None
 ) -> PyTree:
-    """A run's first parameters: random, or a checkpoint's, with layers on top that it lacks.
+    """A run's initial parameters: random, or a checkpoint's, with layers on top that it lacks.
 
     Devices of a mesh have a part each (`sharding.of_training`). An added layer has output kernels
     of zero, so that the residual connection passes its input on and the deeper model first computes
-    the same function (Chen et al., arXiv 1511.05641). What reads a target's hidden states, where
-    the checkpoint reads none, has small ones. Raises ValueError if the checkpoint cannot be opened,
+    the same function (Chen et al., arXiv 1511.05641). Kernels that read a target's hidden states,
+    if the checkpoint reads none, are small. Raises ValueError if the checkpoint cannot be opened,
     or has other sizes or more layers.
     """
     key = jax.random.key(seed)
@@ -117,13 +117,13 @@ def initial(
         made = by_name(model.init(key)).items()
         return {name: identity(name, value) for name, value in made if name not in params}
 
-    # Of the other parameters, nothing is made or compiled.
+    # No other parameters are made or compiled.
     more = jax.jit(added, out_shardings=_lying(jax.eval_shape(added, key), on))(key)
     return traverse_util.unflatten_dict(params | more, sep="/")
 
 
 def begun_from(wanted: Config, init_from: disk.Path) -> checkpoints.Checkpoint:
-    """The checkpoint that a run starts from; ValueError unless a model can start from it."""
+    """The checkpoint that a run starts from; ValueError unless `wanted` can start from it."""
     checkpoint = checkpoints.open(init_from)
     if guessed := wanted.reads.draft_vocabulary:
         checkpoint = narrowed(checkpoint, unpacked(guessed))
@@ -147,7 +147,7 @@ def _lying(shapes: PyTree, on: Mesh | None) -> PyTree | None:
 
 
 def vocabulary_of(model: Config, file: disk.Path | None, init_from: disk.Path | None) -> Vocabulary:
-    """That of a file, or of the checkpoint a run starts from; ValueError without one that fits."""
+    """The vocabulary of a file, or of the checkpoint to start from; ValueError if none fits."""
     brought = checkpoints.open(init_from).open_vocabulary() if init_from and not file else None
     pieces = from_elsewhere(file, model.vocab_size) if file else brought
     if pieces is None:
@@ -157,8 +157,8 @@ def vocabulary_of(model: Config, file: disk.Path | None, init_from: disk.Path | 
         )
     if pieces.size > model.vocab_size:
         raise ValueError(
-            f"{pieces.path} has {pieces.size} pieces, the model room for {model.vocab_size}; "
-            f"raise {type(model).__name__}.vocab_size."
+            f"{pieces.path} has {pieces.size} pieces, but the model has room for "
+            f"{model.vocab_size}; raise {type(model).__name__}.vocab_size."
         )
     return pieces
 
@@ -167,11 +167,11 @@ def vocabulary_of(model: Config, file: disk.Path | None, init_from: disk.Path | 
 class Files:
     """The tokenised files of a run, named without `.npz`."""
 
-    train: Mapping[str, float]  # File names, each with its passes an epoch.
+    train: Mapping[str, float]  # File names, each with its passes per epoch.
     held_out: Sequence[str]  # File names, which also name the held-out columns of the log.
-    # Of held-out files whose inputs are decoded too, the metric: "bleu", "rougeL" or "rougeLsum".
+    # The metric of held-out files whose inputs are decoded too: "bleu", "rougeL" or "rougeLsum".
     scored: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    scored_texts: int = 256  # Of each of those files, spread over it.
+    scored_texts: int = 256  # Texts of each of those files, spread over it.
 
     def __post_init__(self) -> None:
         for name, metric in self.scored.items():
@@ -213,12 +213,12 @@ class Files:
 
     def to_score(self, examples: Mapping[str, Examples]) -> dict[str, Examples]:
         """The examples that are decoded, by file."""
-        found = dict[str, Examples]()
+        by_file = dict[str, Examples]()
         for name in self.scored:
             every = max(1, len(examples[name]) // self.scored_texts)
             chosen = list(itertools.islice(examples[name], 0, None, every))[: self.scored_texts]
-            found[name] = ragged(*zip(*chosen, strict=True))
-        return found
+            by_file[name] = ragged(*zip(*chosen, strict=True))
+        return by_file
 
 
 def train(
@@ -243,12 +243,12 @@ def train(
     The tokenised `files` are in `data_dir`. Training checkpoints and log go into `work_dir`, the
     checkpoints into `checkpoint_dir` where one is given, a folder or ``gs://bucket/folder``; the
     model goes into `out_dir` in the number format `storage`, with the file `vocabulary`, by default
-    that of `init_from`. This is a checkpoint of any format to start from, of the same sizes or with
+    that of `init_from`. This is a checkpoint in any format to start from, of the same sizes or with
     fewer layers; None starts from random weights. After `max_minutes`, if given, the run saves and
     stops. `label_smoothing` and `z_loss` are those of `CrossEntropy`. The devices of a `mesh` like
-    "data:8" share the work, those of all processes where there are several; a run may go on with
-    another mesh. After every evaluation `on_evaluation` is called with `work_dir`. Returns whether
-    the model is finished and saved.
+    "data:8", from all processes if there are several, share the work; a run may resume on another
+    mesh. After every evaluation `on_evaluation` is called with `work_dir`. Returns whether the
+    model is finished and saved.
 
     Raises ValueError if a setting is unknown, a file is missing or damaged, a mesh does not fit the
     batch or the devices, the loss is not finite, or `work_dir` was begun with something else, see
@@ -283,7 +283,7 @@ def train(
         if not begun.is_begun(work_dir) and checkpoint_dir and (there := saved.steps(kept)):
             raise ValueError(
                 f"{checkpoint_dir} holds checkpoints (of step {there[-1]}) of a run that "
-                f"{work_dir} does not know; go on with that run's --work_dir, or choose another "
+                f"{work_dir} does not know; use that run's --work_dir, or choose another "
                 "--checkpoint_dir."
             )
         if not log.lines():

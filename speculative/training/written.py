@@ -1,4 +1,4 @@
-"""Decodes many inputs with a model: texts to learn from, or to be scored."""
+"""Decodes many inputs with a model: texts to learn from, or to score."""
 
 import dataclasses
 import functools
@@ -33,8 +33,8 @@ def answered(
     """The same inputs with the model's own outputs as targets, in the same order.
 
     The parameters are laid out for decoding. `batch_size` examples are decoded at a time, each as
-    alone (`decoding.queue`), with the random numbers of its place and seed 0. Where there are only
-    so many `positions`, a prompt and its output end with the last. Raises ValueError if an input is
+    if alone (`decoding.queue`), with random numbers from its index and seed 0. If `positions` are
+    limited, a prompt and its output end with the last one. Raises ValueError if an input is
     too long, or if the model's logits are not finite.
     """
     sizes = np.diff(examples.inputs_offsets)
@@ -59,13 +59,13 @@ def answered(
         return padded(int(sizes[i])), settings(i).program
 
     kinds = decoding.sampling.kinds
-    # Long inputs tend to have long outputs, which had better not begin last.
+    # Long inputs tend to have long outputs, which should not begin last.
     order = np.argsort(-sizes, kind="stable").tolist()
     for chosen, rows in groups(order, shared, batch_size):
         for i, output in queue.generate(model, None, used, map(request, chosen), kinds, rows):
             if not output.finite.all():
                 raise ValueError(f"Logits are not finite for example {i}.")
-            targets[i] = np.array(output.tokens[0, : output.lengths[0]])  # Not the whole batch.
+            targets[i] = np.array(output.tokens[0, : output.lengths[0]])  # Frees the batch.
     return ragged([source for source, _ in examples], targets)
 
 
@@ -74,11 +74,11 @@ class Scorer:
     """Decodes held-out inputs greedily, and scores the texts against the targets.
 
     Attributes:
-        model: what is trained.
+        model: the model in training.
         pieces: its vocabulary.
         examples: some of each held-out file, by name.
         metrics: one of `quality.METRICS` for each file.
-        max_length: tokens of an output at most.
+        max_length: most tokens of an output.
         on: the mesh on which it is trained; for decoding its devices share heads and texts.
     """
 
@@ -90,27 +90,27 @@ class Scorer:
     on: Mesh | None = None
 
     def __call__(self, params: PyTree) -> dict[str, float]:
-        """The scores in percent, by file and metric, of parameters as they are trained."""
-        laid_out, found = self._for_decoding(params), dict[str, float]()
+        """The scores in percent, by file and metric, of parameters as in training."""
+        laid_out, scores = self._for_decoding(params), dict[str, float]()
         ends = self.max_length, self.pieces.eos_ids
         decoding = Decoding(self.pieces.size, Sampling(0.0), 0, *ends)
         for name, examples in self.examples.items():
             written = answered(self.model, laid_out, examples, decoding, ROWS)
             both = [[self.pieces.decode(y) for _, y in texts] for texts in (examples, written)]
             metric = self.metrics[name]
-            found[f"{name}/{metric}"] = quality.measure(metric, *both)
-        return found
+            scores[f"{name}/{metric}"] = quality.measure(metric, *both)
+        return scores
 
     def _for_decoding(self, params: PyTree) -> PyTree:
-        given = self._cast(params)
+        cast = self._cast(params)
         if self.on is None:
-            return for_decoding(given)
-        laid_out = for_decoding(given, shards=self._shared.shape[sharding.MODEL])
+            return for_decoding(cast)
+        laid_out = for_decoding(cast, shards=self._shared.shape[sharding.MODEL])
         return jax.device_put(laid_out, sharding.shardings(laid_out, self._shared))
 
     @functools.cached_property
     def _shared(self) -> Mesh:
-        """The mesh's devices, of which as many share the model as its heads allow."""
+        """The mesh's devices, as many of which share the model as its heads allow."""
         assert self.on is not None
         config = self.model.config
         heads = config.kv_heads // heads_together(config.head_dim)
@@ -119,7 +119,7 @@ class Scorer:
 
     @functools.cached_property
     def _cast(self) -> Callable[[PyTree], PyTree]:
-        """Parameters in the type of products and, on a mesh, as decoding has them."""
+        """Casts parameters to the model's dtype and, on a mesh, places them for decoding."""
 
         def cast(params: PyTree) -> PyTree:
             params = jax.tree.map(lambda x: x.astype(self.model.config.dtype), params)

@@ -7,23 +7,20 @@ from typing import Any
 
 import pytest
 
-from benchmarks import results
+from benchmarks import pages, results
 
 
 def test_the_page_has_the_tables_of_its_records() -> None:
     page = results.PAGE.read_text()
-    assert results.written(page) == page
-    assert [name for _, name, _ in results.SHOWN.findall(page)] == list(results.TABLES)
+    assert pages.filled(page, results.TABLES) == page
+    assert [name for _, name, _ in pages.SHOWN.findall(page)] == list(results.TABLES)
 
 
-def test_only_what_stands_between_the_marks_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(results, "TABLES", {"a": lambda: "new A", "b": lambda: "new B"})
+def test_only_what_stands_between_the_marks_is_replaced() -> None:
+    tables = {"a": lambda: "new A", "b": lambda: "new B"}
     page = "x\n<!-- table: a -->\nold\n\n<!-- end -->\ny\n<!-- table: b -->\n<!-- end -->\n"
-    expected = (
-        "x\n<!-- table: a -->\nnew A\n<!-- end -->\ny\n<!-- table: b -->\nnew B\n<!-- end -->\n"
-    )
-    assert results.written(page) == expected
-    assert results.written(expected) == expected
+    new = "x\n<!-- table: a -->\nnew A\n<!-- end -->\ny\n<!-- table: b -->\nnew B\n<!-- end -->\n"
+    assert pages.filled(page, tables) == pages.filled(new, tables) == new
 
 
 def test_what_is_measured_is_not_measured_again(

@@ -12,7 +12,7 @@ FEW = verdicts.Case("debian_lm", "debian_lm_draft", "decoder", "debian_lm", 4, 3
 
 
 def test_a_way_is_judged_with_and_without_a_fault(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And goes on: the second run has nothing to do."""
     ways = {"token": {"speculative": True}, "other": {"kinds": ["encoder-decoder"]}}
@@ -28,11 +28,20 @@ def test_a_way_is_judged_with_and_without_a_fault(
     before = output.stat().st_mtime_ns
     verdicts.main(given)
     assert output.stat().st_mtime_ns == before
-    capsys.readouterr()
-    verdicts.main([*given, "--table"])
-    _, _, row = capsys.readouterr().out.splitlines()
+    _, _, row = verdicts.table([exact, planted]).splitlines()
     assert row.startswith("| `debian_lm` | speculative 1 | token | 128 | passed, p = ")
     assert row.endswith(" | found |")
+    *_, power = verdicts.power_table(
+        [exact, planted | {"power": {"a": 0.5, "b": 1.0}}]
+    ).splitlines()
+    assert power == "| `debian_lm`, T = 1, 128 | 0.50 | 1.00 |"
+
+
+def test_the_page_has_the_tables_of_its_records() -> None:
+    page = (verdicts.ROOT / "docs" / "verdicts.md").read_text()
+    records = verdicts.ROOT / "docs" / "records" / "verdicts" / "verdicts.jsonl"
+    kept = [json.loads(line) for line in records.read_text().splitlines()]
+    assert verdicts.table(kept) in page and verdicts.power_table(kept) in page
 
 
 def test_an_adapter_that_fails_is_told(tmp_path: pathlib.Path) -> None:

@@ -113,7 +113,7 @@ ATTENTION = "transformer__h__1__attn__c_attn__weight"
         ({ATTENTION: None}, r"lacks the tensor transformer\.h\.1\.attn\.c_attn\.weight"),
         (
             {ATTENTION: np.zeros((24, 73), np.float32)},
-            r"c_attn\.weight of .* is \(24, 73\), which is not 3 side by side",
+            r"c_attn\.weight of .* is \(24, 73\), which does not split into 3",
         ),
         (
             {ATTENTION: np.zeros((24, 75), np.float32)},
@@ -159,8 +159,8 @@ def test_what_the_formats_of_others_cannot_hold(tmp_path: pathlib.Path) -> None:
         return native.in_memory("here", config, saved.drawn(config, 1))
 
     for made, to, message in (
-        (checkpoint("GPT"), "t5x", "encoder-decoders alone; here is decoder-only"),
-        (checkpoint("LaMDA"), "huggingface", "no decoder of a T5's layers alone, as here is"),
+        (checkpoint("GPT"), "t5x", "only encoder-decoders; here is decoder-only"),
+        (checkpoint("LaMDA"), "huggingface", "no decoder-only model with a T5's layers, as here"),
         (checkpoint("GPT", head_dim=4), "huggingface", "share its 16 features, but here has 2 of"),
         (checkpoint("GPT", mlp_activations=("relu",)), "huggingface", "has mlp_.*relu.* where"),
     ):

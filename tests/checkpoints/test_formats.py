@@ -605,7 +605,7 @@ DAMAGE = {
         (holds(shared__weight=INFINITE), "token_embedder/embedding .* not finite"),
         (
             holds(shared__weight=np.zeros((40, 16), np.int8)),
-            "token_embedder/embedding .* is of type int8; read are float32",
+            "token_embedder/embedding .* is of type int8; supported: float32",
         ),
         (file(WEIGHTS, 20000), "model.safetensors .* cut off"),
         (file(WEIGHTS, 3), "model.safetensors is no safetensors file"),
@@ -655,7 +655,7 @@ DAMAGE = {
         (says(f"{EMBEDDING}/.zarray", dtype="<i4"), "of int32 on disk"),
         (edit_index(lambda x: x["kvstore"].update(path="..")), r"the file '\.\.'"),
         (edit_index(lambda x: x.pop("metadata")), "checkpoint cannot be read: KeyError"),
-        (edit_index(lambda x: x.update(dtype=3)), "is of type 3; read are float32"),
+        (edit_index(lambda x: x.update(dtype=3)), "is of type 3; supported: float32"),
         (edit_index(lambda x: x["metadata"].update(shape=[3])), "made cannot be read"),
         (scanned, "has 100000000 layers; at most 1000 are read"),
     ],

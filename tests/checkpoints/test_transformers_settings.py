@@ -154,7 +154,7 @@ def test_an_embedding_of_the_decoders_own(tmp_path: pathlib.Path) -> None:
         checkpoints.convert(made, tmp_path / "t5x", "t5x")
     edit_tensors(made, encoder__embed_tokens__weight=np.roll(table, 1, axis=0))
     with pytest.raises(
-        ValueError, match=r"encoder.embed_tokens.weight beside .* is not its shared"
+        ValueError, match=r"encoder.embed_tokens.weight next to .* is not its shared"
     ):
         checkpoints.open(made)
 

@@ -43,7 +43,7 @@ def test_verdicts_and_exit_codes(
     assert found["power"] == []
 
     assert cli.main([*given, "--temperature", "0"]) == 2
-    assert "its temperature is 1.0, but the audit is of 0.0" in capsys.readouterr().err
+    assert "its temperature is 1.0, but the audit's is 0.0" in capsys.readouterr().err
     other = [json.loads(line) for line in samples.read_text().splitlines()]
     made = [{name: line[name] for name in ("prompt", "tokens")} for line in other]
     samples.write_text("\n".join(map(json.dumps, made)))
@@ -60,7 +60,7 @@ def test_verdicts_and_exit_codes(
     assert cli.main(given) == 0
     out = capsys.readouterr().out
     assert out.startswith("PASSED: 40 texts of 2 prompts") and out.count("\n") == 2
-    assert "--power tells which faults such samples would show." in out
+    assert "--power shows which faults such samples would reveal." in out
 
     monkeypatch.setattr(power, "powers", functools.partial(power.powers, texts=40))
     assert cli.main([*given, "--gamma", "2", "--power", "--json"]) == 0

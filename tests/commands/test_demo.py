@@ -54,8 +54,9 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
         assert (request.seed, request.example) == (call["config"].seed, 0)
         assert (decoding.gamma, decoding.max_length) == (call["config"].gamma, 6)
         return PromptTrace(
-            source, [Line(" a", "", " b", 1)], Result("a b", [7, 8], 1, 1, [1], [1]), True
-        )
+            source, [Line(" a", "", " b", 1)], Result("a b", [7, 8], 1, 1, [1], [1]), True,
+            [" a", " b"],
+        )  # fmt: skip
 
     monkeypatch.setattr(sweep, "run_row", run_row)
     monkeypatch.setattr(traces, "trace", trace)
@@ -81,6 +82,12 @@ def test_both_tasks_at_both_temperatures(
     assert [(record.task, record.temperature) for record in kept] == ROWS
     out = capsys.readouterr().out
     report = (tmp_path / "d" / "report.md").read_text(encoding="utf-8")
+    kept = traces.read(tmp_path / "d")
+    assert (
+        len(kept) == 4 and kept[0][1].steps == [(" a", " b")] and kept[0][1].pieces == [" a", " b"]
+    )
+    page = (tmp_path / "d" / "report.html").read_text(encoding="utf-8")
+    assert page.count('class="race"') == 2 and "<i> a</i><b> b</b>" in page
     for text in (out, report):
         for number in range(1, 5):
             assert f" {number}.25" in text
@@ -130,7 +137,7 @@ def test_its_rows_are_those_of_the_shipped_pairs_table() -> None:
 
 def test_loops_that_differ_are_admitted() -> None:
     differs = PromptTrace(
-        "a [bold] text", [Line(" a", "", "", 1)], Result("", [], 1, 1, [1], [1]), False
+        "a [bold] text", [Line(" a", "", "", 1)], Result("", [], 1, 1, [1], [1]), False, []
     )
     same = dataclasses.replace(differs, same_tokens=True)
     text = printed(demo.show, [made.record(), made.record()], [differs, same])

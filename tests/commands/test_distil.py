@@ -49,7 +49,7 @@ def test_a_draft_is_made_and_used(
     assert "debian_draft reads its target's encoder, so it can be" in capsys.readouterr().err
     given = ["distil", str(texts), "--target", str(target), "--output", str(draft), *LESS]
     assert cli.main([*given, "--max_minutes", "0"]) == UNFINISHED
-    assert "the same command goes on" in capsys.readouterr().out
+    assert "rerun to resume" in capsys.readouterr().out
     assert cli.main([*given, "--seed", "1"]) == 2
     assert "holds a run whose seed is 0, not 1;" in capsys.readouterr().err
     whole = texts.read_text()
@@ -180,7 +180,7 @@ def test_a_gin_file_says_all(
     given = ["distil", *config, "--work_dir", str(work), "--init_from", str(tmp_path / "begun")]
     made = [*given, "--target", target, "--output", str(draft)]
     assert cli.main([*made, "--max_minutes", "0"]) == UNFINISHED
-    assert "the same command goes on" in capsys.readouterr().out
+    assert "rerun to resume" in capsys.readouterr().out
     refused = {
         "TrainConfig.seed is 0, not 1;": [*made, "--gin", "loop.TrainConfig.seed = 1"],
         "Files.held_out is ['unseen'], not ['seen'];": [

@@ -30,7 +30,7 @@ LONG = "word " * 100_000
 SETTINGS = ["--max_length", "12", "--gamma", "2"]
 PATIENCE = 250  # Seconds after which a process that says nothing hangs.
 RATE = r"[\d,]+ tokens in \d+\.\d\d s \([\d,]+\.\d a second\)"
-FIGURES = RATE + r", \d+ target calls? \(\d\.\d\d tokens a call\)\."
+FIGURES = RATE + r", \d+ target calls? \(\d\.\d\d tokens per call\)\."
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +109,7 @@ def test_lines_are_put_together_from_what_arrives(
     assert [(line["prompt"], line["text"]) for line in lines] == [
         (text, answer.text) for text, answer in zip((TEXT, OTHER), answers, strict=True)
     ]
-    assert err == "Blank lines of standard input that are left out: 1.\n"
+    assert err == "Blank lines of standard input left out: 1.\n"
 
 
 def test_what_arrives_together_is_checked_together(
@@ -233,13 +233,13 @@ def test_figures_are_sums() -> None:
     one = Figures(1, 20, 8, 0.5, tokens_alone=10, seconds_alone=0.5, greedy=1, equal=1)
     two = Figures(1, 1180, 1, 0.5, tokens_alone=1190, seconds_alone=1.0, greedy=1, near_ties=1)
     assert str(one).splitlines() == [
-        "20 tokens in 0.50 s (40.0 a second), 8 target calls (2.50 tokens a call).",
+        "20 tokens in 0.50 s (40.0 a second), 8 target calls (2.50 tokens per call).",
         "Without a draft: 10 tokens in 0.50 s (20.0 a second), so with it 2.00 times as fast.",
         "The tokens are the same both ways.",
     ]
     assert str(one + two).splitlines() == [
         "2 texts: 1,200 tokens in 1.00 s (1,200.0 a second), 9 target calls "
-        "(133.33 tokens a call).",
+        "(133.33 tokens per call).",
         "Without a draft: 1,200 tokens in 1.50 s (800.0 a second), so with it 1.50 times as fast.",
         "The tokens are the same both ways for 1 of 2 texts; 1 differ by a tie that rounding "
         "decides.",

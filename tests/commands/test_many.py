@@ -92,7 +92,7 @@ def test_what_is_done_outlives_an_interruption(
     with monkeypatch.context() as patched:
         patched.setattr(Pair, "serve", interrupted)
         assert cli.main(given) == cli.INTERRUPTED
-    said = f"interrupted; 3 of 8 texts are in {file}, the same command goes on"
+    said = f"interrupted; 3 of 8 texts are in {file}; rerun to resume"
     assert said in capsys.readouterr().err
     assert len(file.read_text().splitlines()) == 3
     assert cli.main(given) == 0
@@ -106,8 +106,8 @@ def test_what_is_done_outlives_an_interruption(
         (["--gamma", "3"], "its gamma is 2, not 3;"),
         (["--prefix", "say: "], "its prompt is not prompt 1;"),
         (["--stop", "x"], "its stop is [], not ['x'];"),
-        (["--logprobs"], "it does not say its logprobs;"),
-        (["--quantize=int8"], "it does not say its quantize;"),
+        (["--logprobs"], "it has no logprobs;"),
+        (["--quantize=int8"], "it has no quantize;"),
     ],
 )
 def test_results_of_other_settings_are_left_alone(
@@ -224,7 +224,7 @@ def test_a_line_of_json_has_settings_of_its_own(
     ("line", "said"),
     [
         ("{", "Expecting property name"),
-        ("[1]", "it is no JSON object with a prompt, a text."),
+        ("[1]", "it is not a JSON object with a prompt, a text."),
         ('{"prompt": 3}', "it must have either a prompt, a text, or messages, those of a chat."),
         (
             '{"prompt": "a", "beams": 3}',

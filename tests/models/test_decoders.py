@@ -156,7 +156,7 @@ def test_formats_keep_every_bit(name: str, opened: Any, tmp_path: pathlib.Path) 
     given, written = golden(name)["settings"], read_settings(tmp_path / "theirs")
     same = given.keys() & written.keys() - {"rope_scaling", "rope_parameters"}
     assert {key: written[key] for key in same} == {key: given[key] for key in same}
-    with pytest.raises(ValueError, match="T5X's format holds T5s alone"):
+    with pytest.raises(ValueError, match="T5X's format holds only T5s"):
         checkpoints.convert(tmp_path / "ours", tmp_path / "t5x", "t5x")
 
 
@@ -187,7 +187,7 @@ def test_a_family_of_names_for_every_golden_file() -> None:
         ("llama", {"num_key_value_heads": 4}, "num_kv_heads must be a divisor of num_heads, 6"),
         ("llama", {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "of the kind 'yarn'"),
         ("llama", {"rope_scaling": {"rope_type": "linear"}}, "config.json .*factor"),
-        ("llama", {"partial_rotary_factor": 0.5}, "turns a part of each head's features"),
+        ("llama", {"partial_rotary_factor": 0.5}, "rotates only part of each head's features"),
         ("llama", {"hidden_size": None}, "lacks 'hidden_size'"),
         ("llama", {"head_dim": 7}, "head_dim must be even"),
         ("qwen2", {"layer_types": ["full_attention"] * 2}, "has 2 layer_types"),

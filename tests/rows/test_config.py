@@ -226,7 +226,7 @@ def test_bindings_override_the_file(tmp_path: pathlib.Path) -> None:
             "gamma = 3",
             r"line 6 of \S+row\.gin \(gamma = 3\) binds nothing; .* as in RowConfig\.gamma",
         ),
-        ("a/RowConfig.gamma = 3", r"binds nothing; say of what it is, as in RowConfig\.gamma"),
+        ("a/RowConfig.gamma = 3", r"binds nothing; name its configurable, as in RowConfig\.gamma"),
         ("RowConfig.gamma = [3\n\n", r"line \d of \S+row\.gin: a bracket .* is not closed"),
         ("RowConfig.gamma = " + "[" * 3000, r"row\.gin: .*(nested|not closed)"),
         (

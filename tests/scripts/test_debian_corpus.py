@@ -317,5 +317,5 @@ def test_build_refuses_an_altered_file(mirror, tmp_path, monkeypatch, capsys) ->
     with pytest.raises(SystemExit) as stopped:
         build(mirror, tmp_path / "out", monkeypatch)
     assert stopped.value.code == 2
-    assert "Translation-de.bz2 has not the SHA256" in capsys.readouterr().err
+    assert "Translation-de.bz2 does not have the SHA256" in capsys.readouterr().err
     assert not list((tmp_path / "out").rglob("Translation-de*"))

@@ -630,7 +630,7 @@ def test_training_goes_on_after_a_deadline_and_a_loss(
     (world / "disturbance").write_text("deadline\nstep\n")
     done = train(checkout, *options)
     assert (done.returncode, done.stderr) == (75, "")
-    assert "stopped at its --max_minutes; the same command goes on" in done.stdout
+    assert "stopped at its --max_minutes; rerun the command to resume it" in done.stdout
     assert not (bucket / "some folder" / "model").exists()
     done = train(checkout, *options, "--spot", "--keep")
     assert (done.returncode, done.stderr) == (0, "")

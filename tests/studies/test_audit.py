@@ -291,7 +291,7 @@ def test_a_file_of_samples(tmp_path: pathlib.Path) -> None:
         ),
         (
             {"prompt": "a", "tokens": [1], "temperature": 0.7},
-            "its temperature is 0.7, but the audit is of 1.0 (--temperature)",
+            "its temperature is 0.7, but the audit's is 1.0 (--temperature)",
         ),
     ],
 )

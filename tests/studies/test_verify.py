@@ -95,7 +95,7 @@ def test_too_few_samples_are_refused_before_decoding(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(Workload, "decode", lambda *given: pytest.fail("It decodes."))
     few = work(1.0)
     few = dataclasses.replace(few, sources=few.sources[:2], prompts=few.prompts[:2])
-    said = r"1 beginnings of 2 prompts decide nothing: .* at most 54 tokens, and it takes 360"
+    said = r"1 beginnings of 2 prompts are too few .* at most 54 tokens, and it takes 360"
     with pytest.raises(ValueError, match=said):
         verify(few, 3, 1, 8, 0.001, NOTHING)
 

@@ -46,8 +46,8 @@ def test_a_chat_is_a_prompt(tmp_path: pathlib.Path) -> None:
 @pytest.mark.parametrize(
     ("line", "fragment"),
     [
-        ({"turns": ["a"], "answer": "b"}, "has 'answer', which a question has not: question_id"),
-        ({"messages": [USER], "turn": 1}, "has 'turn', which a chat has not: messages"),
+        ({"turns": ["a"], "answer": "b"}, "has 'answer'; the fields of a question are question_id"),
+        ({"messages": [USER], "turn": 1}, "has 'turn'; the fields of a chat are messages"),
         ({"turns": []}, "turns must be a list of at least one text"),
         ({"turns": ["a", 1]}, "turn 2 must be of type str, not 1"),
         ({"messages": []}, "messages must be a list of at least one"),

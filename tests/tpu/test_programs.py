@@ -391,7 +391,7 @@ def test_the_best_mesh_is_printed(
     assert cli.main([*options, "--gin=TrainConfig.batch_size = 3"]) == 0  # One mesh divides it.
     assert tried[len(times) :] == ["data:1,model:8"]
     assert cli.main([*options, "--gamma=3", "--target=debian_target"]) == 2
-    assert "--gamma, --target: of a row, not of a training run" in capsys.readouterr().err
+    assert "--gamma, --target: only for a row, not for a training run" in capsys.readouterr().err
 
 
 def test_a_training_run_that_does_not_fit(

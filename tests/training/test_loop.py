@@ -204,7 +204,7 @@ def test_training_learns(tmp_path: pathlib.Path) -> None:
 
 
 def test_a_loss_that_is_not_finite_stops_the_run(tmp_path: pathlib.Path) -> None:
-    with pytest.raises(ValueError, match="loss is nan at step 2 .* goes on from the beginning"):
+    with pytest.raises(ValueError, match="loss is nan at step 2 .* which starts anew"):
         broken = functools.partial(jax.tree.map, lambda x: x * np.nan, initial())
         loop.fit(OBJECTIVE, broken, tiny.CONFIG, tiny.mixture(), {}, tmp_path)
 
@@ -224,7 +224,7 @@ def test_a_run_that_overflows_goes_on_at_a_lower_rate(tmp_path: pathlib.Path) ->
     )  # fmt: skip
     kept, begins = tmp_path / "checkpoints", lambda: {"x": jax.numpy.array(draws)}
     for _ in range(2):  # The same again does not get further back.
-        with pytest.raises(ValueError, match=r"at step 3 .* goes on from its checkpoint of step 1"):
+        with pytest.raises(ValueError, match=r"at step 3 .* resumes from its checkpoint of step 1"):
             loop.fit(
                 square, lambda: {"x": jax.numpy.array(draws)}, wild, tiny.mixture(), {}, tmp_path
             )

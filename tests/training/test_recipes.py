@@ -392,7 +392,7 @@ TRAINING = "from speculative.training import loop\n"
         (f"{TRAINING}loop.TrainConfig2.steps = 8", "loop.TrainConfig2"),
         ("import antigravity", "line 2 of "),
         (f"{TRAINING}train.train.model = @loop.pathlib.os.getcwd()", "@loop.pathlib.os.getcwd"),
-        ("steps = 8", "(steps = 8) binds nothing; say of what it is, as in TrainConfig.steps"),
+        ("steps = 8", "(steps = 8) binds nothing; name its configurable, as in TrainConfig.steps"),
         ("train.train.storage = 'int8'", "missing a required argument: 'model'"),
         ("train.train.config = [", "is not closed"),
         ({}, "debian_ende_train.npz does not exist"),
@@ -443,7 +443,7 @@ def test_a_run_that_overflowed_may_have_another_rate(
     rate, made = {begun_lib.RATE: 1.0, "TrainConfig.steps": 4}, {"texts": "1"}
     begun_lib.require_same(tmp_path, rate, made)
     lower = rate | {begun_lib.RATE: 0.1}
-    with pytest.raises(ValueError, match="learning_rate is 1.0, not 0.1; go on with the same"):
+    with pytest.raises(ValueError, match="learning_rate is 1.0, not 0.1; use the same"):
         begun_lib.require_same(tmp_path, lower, made)
     begun_lib.allow_another_rate(tmp_path)
     with pytest.raises(ValueError, match="steps is 4, not 5"):
@@ -470,7 +470,7 @@ def test_a_run_without_a_vocabulary_is_refused(
     native.save(tmp_path / "start", TINY, begun.numpy())
     with pytest.raises(ValueError, match=r"start brings no vocabulary.*--vocabulary"):
         train_lib.vocabulary_of(TINY, None, tmp_path / "start")
-    with pytest.raises(ValueError, match="8192 pieces, the model room for 8000"):
+    with pytest.raises(ValueError, match="8192 pieces, but the model has room for 8000"):
         train_lib.vocabulary_of(TINY.replace(vocab_size=8000), VOCABULARY, None)
     assert train_lib.vocabulary_of(TINY, VOCABULARY, None).size == 8292
     assert train_lib.vocabulary_of(TINY.replace(vocab_size=8192), VOCABULARY, None).size == 8192

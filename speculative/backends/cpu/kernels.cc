@@ -1,11 +1,11 @@
-// What decoding computes on CPU, as XLA calls: products with a few positions, gated layers,
-// attention, softmax, and Gumbel noise.
+// XLA calls for decoding on CPU: products with a few positions, gated layers, attention, softmax,
+// and Gumbel noise.
 //
 // The order of summation is the same for any number of positions, threads and masked keys, so a
-// position's result does not depend on the positions beside it, to the last bit. A verify pass
-// therefore sees the very logits that decoding token by token would have seen.
+// position's result does not depend on the positions next to it, to the last bit. A verify pass
+// therefore sees exactly the logits that decoding token by token would have seen.
 //
-// All arrays are row-major, and float32 but for kernels, which may be int8.
+// All arrays are row-major, and float32 except kernels, which may be int8.
 
 #include <algorithm>
 #include <atomic>
@@ -72,10 +72,10 @@ inline Vector Read(const int8_t* from) {
 
 inline void Store(float* to, Vector v) { std::memcpy(to, &v, sizeof(v)); }
 
-// Subtracting nothing is free; to a compiler adding 0 is not, for it changes -0.
+// Compilers drop a subtraction of 0, but not an addition, which changes -0.
 inline Vector All(float value) { return value - Vector{}; }
 
-// The sum of the lanes: halves add up in a tree.
+// The sum of the lanes, by a tree of halves.
 inline float Sum(Vector v) {
 #if defined(__AVX512F__)
   return _mm512_reduce_add_ps(reinterpret_cast<__m512>(v));  // A loop would go through memory.
@@ -91,7 +91,7 @@ inline float Sum(Vector v) {
 #endif
 }
 
-// The sum of term(load, i) over i in [0, size), in lanes first.
+// The sum of term(load, i) over i in [0, size), first by lane.
 template <typename Term>
 float SumOf(int64_t size, const Term& term) {
   Vector sums = {};
@@ -106,7 +106,7 @@ float SumOf(int64_t size, const Term& term) {
 inline Vector Exp(Vector x) {
   const Whole counts = x >= All(-87.0f);
   x = counts ? x : Vector{};
-  // x = n ln 2 + r: the large number's addition rounds to whole n.
+  // x = n ln 2 + r: adding the large number rounds to whole n.
   const Vector shifted = x * 1.44269504f + 12582912.0f;
   const Vector n = shifted - 12582912.0f;
   const Vector r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
@@ -116,7 +116,7 @@ inline Vector Exp(Vector x) {
     p = p * r + next;
   }
   p = p * (r * r) + r + 1.0f;
-  // 2^n goes into the exponent's bits.
+  // The exponent's bits take 2^n.
   const Whole power = (reinterpret_cast<Whole>(shifted) - 0x4B400000) << 23;
   return counts ? reinterpret_cast<Vector>(reinterpret_cast<Whole>(p) + power) : Vector{};
 }
@@ -142,11 +142,11 @@ inline void Pause() {
 #if defined(__x86_64__)
   __builtin_ia32_pause();
 #elif defined(__aarch64__)
-  asm volatile("isb");  // `yield` takes no time on most, so that helpers would sleep too soon.
+  asm volatile("isb");  // `yield` takes no time on most CPUs: helpers would sleep too soon.
 #endif
 }
 
-// Work that is handed out in chunks, so that a thread that comes late is not waited for.
+// Work that is handed out in chunks, so that no one waits for a late thread.
 struct Job {
   const std::function<void(int64_t, int64_t)> chunk;
   const int64_t items, size, helpers;
@@ -159,13 +159,13 @@ struct Job {
   }
 };
 
-// Threads that look out for the next job for a while before they sleep. A decoding step is some
-// fifty products of a few microseconds each; waking a thread takes longer than most of them.
+// Threads that wait actively for the next job before they sleep. A decoding step is about fifty
+// products of a few microseconds each; waking a thread takes longer than most of them.
 class Helpers {
  public:
   void Run(Job& job) {
     std::unique_lock<std::mutex> mine(busy_, std::try_to_lock);
-    if (!mine) return job.Help();  // They help another caller.
+    if (!mine) return job.Help();  // The threads help another caller.
     for (auto i = static_cast<int64_t>(helpers_.size()); i < job.helpers; ++i) {
       helpers_.push_back(std::make_unique<Helper>());
       std::thread([this, i, self = helpers_.back().get()] { Serve(i, *self); }).detach();
@@ -179,7 +179,7 @@ class Helpers {
       helpers_[i]->wake.notify_one();
     }
     job.Help();
-    // Whoever comes now finds no job; who came before is waited for.
+    // Threads that come now find no job; this waits for those that came before.
     job_ = nullptr;
     while (active_) Pause();
   }
@@ -191,7 +191,7 @@ class Helpers {
     std::atomic<bool> asleep{false};
   };
 
-  // Looks for another round before a helper sleeps; about a tenth of a millisecond.
+  // Times a helper looks for another round before it sleeps; about a tenth of a millisecond.
   static constexpr int kLooks = 4000;
 
   void Serve(int64_t index, Helper& self) {
@@ -204,7 +204,7 @@ class Helpers {
         }
         std::unique_lock<std::mutex> lock(self.mutex);
         self.asleep = true;
-        if (round_ == seen) {  // Or it began before anyone could know of this sleep.
+        if (round_ == seen) {  // Otherwise a round began before this sleep was known.
           self.wake.wait(lock, [&] { return !self.asleep; });
           looks = 0;
         }
@@ -226,11 +226,11 @@ class Helpers {
   std::atomic<int64_t> round_{0}, active_{0};
 };
 
-Helpers& helpers = *new Helpers;  // Never destroyed, for threads may outlive everything else.
+Helpers& helpers = *new Helpers;  // Never destroyed, because threads may outlive everything else.
 
-constexpr int64_t kWorthAThread = 1 << 14;  // Floats read while another thread takes notice.
+constexpr int64_t kWorthAThread = 1 << 14;  // Floats read while another thread notices its work.
 
-// Runs work(begin, end) over [0, items), each of which reads so many floats.
+// Runs work(begin, end) over [0, items), where each item reads `floats`.
 template <typename Work>
 void Parallel(const ffi::ThreadPool& pool, int64_t items, int64_t floats, const Work& work) {
   const int64_t worth = 1 + items * floats / kWorthAThread;
@@ -245,29 +245,29 @@ void Parallel(const ffi::ThreadPool& pool, int64_t items, int64_t floats, const 
 //
 //   y[l, o] = first(bias[o] + sum_i kernel[i, o] norm(x)[l, i])     x [L, I], y [L, O]
 //
-// The product costs what reading the kernel from memory costs, if that is read once, front to back.
+// A product takes as long as reading the kernel from memory, if that is read once, front to back.
 // The kernel is therefore stored as panels [O / 32, I, 32]: a panel's 32 outputs for up to 8
 // positions stay in registers while it streams past, and no sum runs across a register.
 //
 // An int8 kernel has a scale for each output. Its numbers are widened as they are read, and sums are
-// scaled at the end. Or each position of x is rounded to int8 too, with a scale of its own: sums are
-// then of whole numbers, and as exact as they are fast. Instructions multiply four inputs at a time,
-// so such panels are [O / 32, I / 4, 32, 4], filled up with zeros.
+// scaled at the end. Alternatively each position of x is also rounded to int8, with its own scale:
+// whole numbers are then summed, which is fast and exact. Instructions multiply four inputs at a
+// time, so such panels are [O / 32, I / 4, 32, 4], padded with zeros.
 //
-// Two kernels of a gated layer take turns in their panels, and
+// The panels of a gated layer's two kernels alternate, and
 //
 //   y[l, o] = first(sum_i kernel_0[i, o] norm(x)[l, i]) second(sum_i kernel_1[i, o] norm(x)[l, i])
 
 constexpr int kPanel = 32;
-constexpr int64_t kAhead = 8192;  // Bytes by which a panel is prefetched: memory is that slow.
-constexpr int64_t kAtATime = 1 << 18;  // Floats of x that meet all panels while they stay in a cache.
+constexpr int64_t kAhead = 8192;  // Bytes by which a panel is prefetched, as memory is slow.
+constexpr int64_t kAtATime = 1 << 18;  // Floats of x that stay in a cache for all panels.
 
 inline void Prefetch(const void* panel, int bytes = 128) {
   const char* ahead = static_cast<const char*>(panel) + kAhead;
   for (int i = 0; i < bytes; i += 64) __builtin_prefetch(ahead + i);
 }
 
-// Vectors of a panel's 32 outputs that are summed together for so many positions. A sum waits some
+// Vectors of a panel's 32 outputs that are summed together, by number of positions. A sum waits about
 // four cycles for its last addition: ARM's short vectors need many sums, and it has 32 registers.
 constexpr int Vectors(int positions) {
 #if defined(__aarch64__)
@@ -277,8 +277,8 @@ constexpr int Vectors(int positions) {
 #endif
 }
 
-// The first vectors of a panel's outputs for kPositions positions, every sum in a register. Without
-// always_inline compilers stop inlining it when the rest of this file grows.
+// The first vectors of a panel's outputs for kPositions positions, with every sum in a register.
+// Without always_inline, compilers stop inlining it when the rest of this file grows.
 template <int kPositions, typename Weight, int... kVectors>
 __attribute__((always_inline)) inline void Tile(const Weight* panel, const float* x, int64_t inputs,
                                                 float* y, std::integer_sequence<int, kVectors...>) {
@@ -287,7 +287,7 @@ __attribute__((always_inline)) inline void Tile(const Weight* panel, const float
     Prefetch(panel, kPanel * sizeof(Weight));
     Vector weights[] = {Read(panel + kVectors * kLanes)...};
 #if defined(__x86_64__)
-    asm("" : "+v"(weights[0]), "+v"(weights[1]));  // Or they are loaded again for each position.
+    asm("" : "+v"(weights[0]), "+v"(weights[1]));  // Prevents loading them again for each position.
 #endif
     for (int l = 0; l < kPositions; ++l) {
       const Vector v = All(x[l * inputs + i]);
@@ -299,9 +299,9 @@ __attribute__((always_inline)) inline void Tile(const Weight* panel, const float
   }
 }
 
-// Positions as int8 kernels meet them: numbers from -127 to 127, four inputs side by side, and what
-// they are multiples of. x86 multiplies bytes without a sign by bytes with one, so there 128 is
-// added to each, and taken away again from the sums.
+// Positions rounded for int8 kernels: numbers from -127 to 127, four inputs side by side, with their
+// scales. x86 multiplies unsigned bytes by signed ones, so there 128 is added to each number and
+// subtracted again from the sums.
 #if defined(__AVX512VNNI__)
 constexpr int kShift = 128;
 #else
@@ -309,7 +309,7 @@ constexpr int kShift = 0;
 #endif
 
 struct Rounded {
-  int64_t width;  // Inputs, filled up to a multiple of 4.
+  int64_t width;  // Inputs, padded to a multiple of 4.
   std::vector<uint8_t> values;
   std::vector<float> scales;
 
@@ -320,7 +320,7 @@ struct Rounded {
       float peak = 0.0f, finite = 0.0f;
       for (int64_t i = 0; i < inputs; ++i) {
         peak = std::max(peak, std::abs(from[i]));
-        finite += from[i] * 0.0f;  // 0, or no number where one is none, or infinite.
+        finite += from[i] * 0.0f;  // 0, or NaN if an input is NaN or infinite.
       }
       scales[l] = peak / 127.0f + finite;
       const float factor = peak > 0.0f && finite == 0.0f ? 127.0f / peak : 0.0f;
@@ -332,12 +332,12 @@ struct Rounded {
   }
 };
 
-// The sums of a panel's outputs for kPositions positions of so many groups of four inputs.
+// The sums of a panel's outputs for kPositions positions of `width` inputs.
 template <int kPositions>
 __attribute__((always_inline)) inline void Tile(const int8_t* panel, const uint8_t* x,
                                                 int64_t width, int32_t (*sums)[kPanel]) {
 #if defined(__AVX512VNNI__)
-  // A sum waits some five cycles for its last addition; few positions have several sums.
+  // A sum waits about five cycles for its last addition; few positions therefore use several sums.
   constexpr int kSums = kPositions == 1 ? 4 : kPositions == 2 ? 2 : 1;
   __m512i parts[kSums][kPositions][2] = {};
   const auto add = [&](int64_t i, int part) __attribute__((always_inline)) {
@@ -366,7 +366,7 @@ __attribute__((always_inline)) inline void Tile(const int8_t* panel, const uint8
   }
 #elif defined(__AVX2__)
   for (int l = 0; l < kPositions; ++l) {
-    __m256i parts[8] = {};  // Of four outputs each: the sums of two inputs and of the other two.
+    __m256i parts[8] = {};  // For four outputs each: sums over two inputs and over the other two.
     for (int64_t i = 0; i < width; i += 4) {
       const int8_t* weights = panel + i * kPanel;
       Prefetch(weights);
@@ -412,11 +412,11 @@ __attribute__((always_inline)) inline void Tile(const int8_t* panel, const uint8
 #endif
 }
 
-// What a feed-forward layer does to its products, all of which make 0 of 0, as padding needs; the
-// order is that of `ACTIVATIONS` in types.py.
+// Activations of feed-forward layers, all of which keep 0, as padding requires; the order is that of
+// `ACTIVATIONS` in types.py.
 enum class Activation : int64_t { kGelu, kSilu, kRelu, kLinear };
 
-// SiLU is x / (1 + exp(-x)), and so is GELU, with its tanh written as 2 / (1 + exp(-2z)) - 1, of
+// SiLU is x / (1 + exp(-x)). GELU, with its tanh written as 2 / (1 + exp(-2z)) - 1, is the same with
 // another exponent.
 inline Vector Activated(Activation activation, Vector x) {
   if (activation == Activation::kLinear) return x;
@@ -427,27 +427,27 @@ inline Vector Activated(Activation activation, Vector x) {
   return x * (x > Vector{} ? All(1.0f) : e) / (e + 1.0f);
 }
 
-// A kernel, and what its products are written to.
+// A kernel, and the array for its products.
 template <typename Weight>
 struct Kernel {
   const Weight* panels;
-  const float* scales;  // Of int8 panels: of the outputs and, where x is rounded, sums of each.
+  const float* scales;  // With int8: those of outputs and, if x is rounded, their kernels' sums.
   float* y;
 };
 
-// Products of positions with kernels of the same sizes. Each y is [L, O] or, of the positions of
-// sources [B, S], what attention reads of them, [B, N, S, H].
+// Products of positions with kernels of the same sizes. Each y is [L, O] or, for the positions of
+// sources [B, S], in the layout that attention reads, [B, N, S, H].
 template <typename Weight, bool kRounded>
 struct Products {
   std::vector<Kernel<Weight>> kernels;
   const float* x;
-  const Rounded& rounded;              // What panels meet in place of x, if it is rounded.
+  const Rounded& rounded;              // Used in place of x, if it is rounded.
   const float *bias, *add;             // Null where there is nothing to add.
   const std::vector<int64_t>& places;  // Where in y each position's outputs begin.
-  int64_t inputs, outputs, panels;     // Panels of y: half as many as those of a gated layer.
-  int64_t size, stride;                // H, and the floats from a head's outputs to the next one's.
+  int64_t inputs, outputs, panels;     // Panels of y: half of a gated layer's panels.
+  int64_t size, stride;                // H, and the floats between two heads' outputs.
   bool gated;
-  Activation activations[2];  // The second where gated.
+  Activation activations[2];  // The second one is for gated layers.
 
   // Panels [begin, end), numbered through all kernels.
   void operator()(int64_t begin, int64_t end) const {
@@ -461,7 +461,7 @@ struct Products {
     }
   }
 
-  // The panel of so many positions, or of the first kMost of them.
+  // Computes a panel for `positions`, or for the first kMost of them.
   template <int kMost>
   void AtMost(const Kernel<Weight>& kernel, int64_t p, int64_t l, int64_t positions) const {
     if (positions >= kMost) {
@@ -470,7 +470,7 @@ struct Products {
     if constexpr (kMost > 1) AtMost<kMost - 1>(kernel, p, l, positions);
   }
 
-  template <int kPositions, bool kGated>  // Inlined, sums would not stay in registers.
+  template <int kPositions, bool kGated>  // If inlined, sums would leave the registers.
   __attribute__((noinline)) void Panel(const Kernel<Weight>& kernel, int64_t p, int64_t l) const {
     const int64_t first = p * kPanel, count = std::min<int64_t>(kPanel, outputs - first);
     float sums[kPositions][kPanel], others[kPositions][kPanel];
@@ -524,7 +524,7 @@ struct Products {
 };
 
 // Layer norms of rows [L, D]: T5's, over the root mean square, times a scale; or GPT's, over the
-// standard deviation, times a scale, and shifted by what follows the scales.
+// standard deviation, times a scale, plus a shift, which is stored after the scales.
 std::vector<float> Normed(const float* x, const float* scale, bool shifted, float epsilon,
                           int64_t rows, int64_t size) {
   std::vector<float> y(rows * size);
@@ -543,7 +543,7 @@ std::vector<float> Normed(const float* x, const float* scale, bool shifted, floa
   return y;
 }
 
-// Whether numbers are all 0, of either sign.
+// Whether all numbers are 0, of either sign.
 inline bool AllZero(const float* from, int64_t size) {
   uint32_t bits = 0;
   for (int64_t i = 0; i < size; ++i) {
@@ -561,11 +561,11 @@ using Rank3 = ffi::Buffer<ffi::F32, 3>;
 using Rank4 = ffi::Buffer<ffi::F32, 4>;
 using Starts = ffi::Buffer<ffi::S32, 1>;
 
-// Products of x [..., I] with kernels of the same sizes, in one call, for some are small. A kernel
-// is panels, behind which int8 ones have scales [panels, 32] of the outputs or, where x is rounded,
-// [panels, 64]: those, and the sums of their kernels. `norm` is [I], [2 I] with shifts, or empty;
-// `bias` [O] and `add`, which is added to y last, may be empty. Gated kernels have twice the panels
-// of their y, which is [..., O], or [B, N, S, H] of so many heads and a source S.
+// Products of x [..., I] with kernels of the same sizes, in one call, because some are small. A
+// kernel consists of panels, followed for int8 by scales [panels, 32] of the outputs or, if x is
+// rounded, [panels, 64]: those, and the sums of their kernels. `norm` is [I], [2 I] with shifts, or
+// empty; `bias` [O] and `add`, which is added to y last, may be empty. Gated kernels have twice the
+// panels of their y, which is [..., O], or [B, N, S, H] with `heads` N and a `source` of S.
 template <ffi::DataType kType, bool kRounded>
 ffi::Error Multiply(ffi::ThreadPool pool, ffi::AnyBuffer x, Rank1 norm, Rank1 bias,
                     ffi::AnyBuffer add, ffi::RemainingArgs given, ffi::RemainingRets ys,
@@ -575,8 +575,8 @@ ffi::Error Multiply(ffi::ThreadPool pool, ffi::AnyBuffer x, Rank1 norm, Rank1 bi
   const int64_t inputs = x.dimensions().back(), rows = x.element_count() / inputs;
   const bool shifted = norm.element_count() == static_cast<size_t>(2 * inputs);
   const float* from = x.typed_data<float>();
-  // Padding's rows are all zero, and so are their products, which are skipped, unless a bias or a
-  // norm's shift makes another number of 0.
+  // Rows of padding are all zero, and so are their products, which are skipped unless a bias or a
+  // norm's shift changes 0.
   std::vector<int64_t> kept, zeros;
   for (int64_t l = 0; l < rows; ++l) {
     const bool keep = bias.element_count() || shifted || !AllZero(from + l * inputs, inputs);
@@ -634,14 +634,13 @@ ffi::Error Multiply(ffi::ThreadPool pool, ffi::AnyBuffer x, Rank1 norm, Rank1 bi
 //   y[b, l, n] = sum_k softmax_k(scale query[b, l, n] . keys[b, n, k] + bias[b, n, l, k])
 //                      values[b, n, k]
 //
-// So many neighbouring heads of queries, N / K, share a head of keys and values.
+// N / K neighbouring heads of queries share a head of keys and values.
 
 constexpr float kMasked = -1e9f;  // Keys whose bias lies below this are masked.
 constexpr int kMixed = kLanes == 4 ? 8 : 4;  // Vectors of values that are summed together.
 
-// Makes weights of a query's scores, [0, count), of which `peak` is the greatest, and tells what
-// they are multiplied with at last. Behind them is room for whole vectors; `none` is whether one of
-// them is no number.
+// Turns a query's scores [0, count), of which `peak` is the greatest, into weights, and returns their
+// final factor. There is room after them for whole vectors; `none` tells whether one of them is NaN.
 inline float Weigh(float* scores, int64_t count, float peak, bool none) {
   std::fill(scores + count, scores + (count + kLanes - 1) / kLanes * kLanes, -INFINITY);
   Vector sums = {};
@@ -658,10 +657,10 @@ struct Attention {
   float scale, cap;                              // Scores s become cap tanh(s / cap); 0 is no cap.
   float* y;
   int64_t length, heads, shared, seen, size;     // L, N, N / K, T, H.
-  int64_t stride;                                // Between the queries of two positions.
+  int64_t stride;                                // From one position's queries to the next.
   int64_t bias_batch, bias_heads, bias_queries;  // Strides of the bias; 0 where it is shared.
 
-  // All of so many rows, with tiles of queries.
+  // Computes all `batch` rows, with tiles of queries.
   void Many(const ffi::ThreadPool& pool, int64_t batch) const;
 
   // Heads [begin, end), numbered through all rows.
@@ -673,7 +672,7 @@ struct Attention {
         const int64_t position = b * length + l;
         const float* shift = bias + b * bias_batch + n * bias_heads + l * bias_queries;
         float* out = y + (position * heads + n) * size;
-        // With the first query the next head's keys and values are prefetched.
+        // The first query also prefetches the next head's keys and values.
         const int64_t further = l == 0 ? seen * size : 0, from = at / shared * seen * size;
         Query(query + position * stride + n * size, keys + from, values + from, further, shift,
               weights.data(), out);
@@ -683,9 +682,9 @@ struct Attention {
 
   void Query(const float* q, const float* k, const float* v, int64_t further, const float* shift,
              float* weights, float* out) const {
-    int64_t count = seen;  // What lies behind the mask is not even read.
+    int64_t count = seen;  // Keys after the last unmasked one are not read.
     while (count > 0 && shift[count - 1] < kMasked) --count;
-    int64_t first = 0;  // Nor what lies before a window.
+    int64_t first = 0;  // Keys before a window are not read either.
     while (first < count && shift[first] < kMasked) ++first;
     if (count == 0) count = seen;
     k += first * size, v += first * size, shift += first, count -= first;
@@ -728,16 +727,16 @@ struct Attention {
 };
 
 // Attention of many queries: scores and results are products of tiles of queries with panels of keys
-// and values, as products with kernels are. No more than a tile's scores are ever in memory.
+// and values, like products with kernels. No more than one tile's scores are ever in memory.
 struct Tiled {
   const float* query;
-  int64_t stride;                    // Between the queries of two positions.
+  int64_t stride;                    // From one position's queries to the next.
   const float *from_keys, *from_values;
-  int64_t of_row, of_head, of_place;  // Between those of two rows, heads and positions.
+  int64_t of_row, of_head, of_place;  // Strides of rows, heads and positions.
   float scale, cap;
   float* y;                                 // [B, L, N, H]
   int64_t length, heads, shared, places, size;  // L, N, N / K, T, H.
-  std::vector<int64_t> counts;              // Of each row: keys up to the last one unmasked.
+  std::vector<int64_t> counts;              // For each row, keys up to the last unmasked one.
   std::vector<float> keys, values;          // Panels of each head: [T / 32, H, 32], [H / 32, T, 32].
 
   static constexpr int kTile = 8;
@@ -747,7 +746,7 @@ struct Tiled {
   int64_t Columns() const { return (size + kPanel - 1) / kPanel * kPanel; }
   int64_t Blocks() const { return (length + kBlock - 1) / kBlock; }
 
-  // Heads of keys [begin, end), numbered through all rows, become panels.
+  // Lays out heads of keys [begin, end), numbered through all rows, as panels.
   void Pack(int64_t begin, int64_t end) {
     const int64_t rows = Rows(), columns = Columns(), of_keys = heads / shared;
     for (int64_t at = begin; at < end; ++at) {
@@ -765,8 +764,8 @@ struct Tiled {
     }
   }
 
-  // The bias says of a query which keys it sees, `Range` as [first, last), and what it adds to their
-  // scores, `Add`. Blocks of queries [begin, end), numbered through all heads.
+  // Attends with blocks of queries [begin, end), numbered through all heads. The bias gives the keys
+  // that a query sees, `Range` as [first, last), and adds itself to their scores, `Add`.
   template <typename Bias>
   void Attend(const Bias& bias, int64_t begin, int64_t end) const {
     std::vector<float> queries(kTile * size), scores(kTile * Rows());
@@ -840,7 +839,7 @@ struct Tiled {
     }
   }
 
-  // All of it; `floats` are those that a query meets.
+  // Lays out the keys and values, then attends with all queries.
   template <typename Bias>
   void Run(const ffi::ThreadPool& pool, int64_t batch, const Bias& bias) {
     const int64_t of_keys = batch * heads / shared;
@@ -853,10 +852,10 @@ struct Tiled {
   }
 };
 
-// The bias of whole texts, by the distance of a key, and their masks.
+// The bias of whole texts by distance of keys, and their masks.
 struct ByDistance {
   const float *table, *mask;  // [N or 1, 2 L - 1], [B, L].
-  int64_t length, distances;  // L, and the floats from a head's table to the next.
+  int64_t length, distances;  // L, and the floats from one head's table to the next.
 
   std::pair<int64_t, int64_t> Range(int64_t, int64_t, int64_t l, int64_t count) const {
     return {0, l < count ? count : 0};
@@ -867,7 +866,7 @@ struct ByDistance {
   }
 };
 
-// The bias of each query and key, where what is masked at either end is left out.
+// The bias of each query and key; keys masked at either end are left out.
 struct EachBias {
   const float* bias;
   int64_t of_row, of_head, of_query;  // Strides; 0 where it is shared.
@@ -896,7 +895,7 @@ void Attention::Many(const ffi::ThreadPool& pool, int64_t batch) const {
               length, heads, shared, seen, size, {}, {}, {}};
   const EachBias each{bias, bias_batch, bias_heads, bias_queries, true};
   for (int64_t b = 0; b < batch; ++b) {
-    int64_t count = 0;  // Of the keys that any query sees.
+    int64_t count = 0;  // Keys up to the last one that any query sees.
     for (int64_t l = 0; l < length && count < seen; ++l) {
       count = std::max(count, each.Range(b, 0, l, seen).second);
     }
@@ -905,9 +904,9 @@ void Attention::Many(const ffi::ThreadPool& pool, int64_t batch) const {
   tiled.Run(pool, batch, each);
 }
 
-constexpr int64_t kMany = 24;  // Queries from which on it pays to make panels of keys and values.
+constexpr int64_t kMany = 24;  // Queries from which panels of keys and values pay off.
 
-// The attention of heads side by side in rows [B, L] of so many floats.
+// The attention of heads that lie side by side in rows of `stride` floats.
 Attention Attending(const float* query, int64_t stride, Rank4 keys, Rank4 values, Rank4 bias,
                     float scale, float cap, Rank4 y) {
   const auto q = y.dimensions(), b = bias.dimensions();
@@ -930,8 +929,8 @@ ffi::Error Attend(ffi::ThreadPool pool, Rank4 query, Rank4 keys, Rank4 values, R
   return ffi::Error::Success();
 }
 
-// How the queries and keys of a position become what scores are products of: each head normed over
-// its root mean square, then turned, feature i together with feature i + H / 2.
+// Prepares the queries and keys of a position for their products: each head is normed over its root
+// mean square, then rotated, feature i together with feature i + H / 2.
 struct Placing {
   const float *norms, *turns;  // [2, H] of queries and keys; [2, B or 1, L, H / 2]; or null.
   float epsilon;
@@ -939,7 +938,7 @@ struct Placing {
 
   bool Any() const { return norms || turns; }
 
-  // A head of queries (0) or keys (1), at position l of row b.
+  // Prepares a head of queries (0) or keys (1), at position l of row b.
   void operator()(const float* from, int number, int64_t b, int64_t l, float* to) const {
     std::vector<float> normed;
     if (norms) {
@@ -957,9 +956,9 @@ struct Placing {
   }
 };
 
-// The keys and values of new positions, which lie behind their queries in projected
-// [B, L, (N + 2 K) * H], enter the caches [B, K, T, H], results in place, at starts [B]; then as
-// above. `norms` and `turns` may be empty.
+// Writes the keys and values of new positions, which follow their queries in projected
+// [B, L, (N + 2 K) * H], into the caches [B, K, T, H], which are results in place, at starts [B]; then
+// attends like `Attend`. `norms` and `turns` may be empty.
 ffi::Error AttendSelf(ffi::ThreadPool pool, Rank3 projected, Rank4 bias, Starts starts, Rank2 norms,
                       Rank4 turns, ffi::RemainingArgs, ffi::Result<Rank4> y,
                       ffi::Result<Rank4> keys, ffi::Result<Rank4> values, float scale, float cap,
@@ -970,16 +969,16 @@ ffi::Error AttendSelf(ffi::ThreadPool pool, Rank3 projected, Rank4 bias, Starts 
   const Placing placing{norms.element_count() ? norms.typed_data() : nullptr,
                         turns.element_count() ? turns.typed_data() : nullptr, epsilon,
                         turns.dimensions()[1], length, size};
-  // Not in place: what is projected may be read again.
+  // Not in place, because `projected` may be read again.
   std::vector<float> placed(placing.Any() ? q[0] * length * width : 0);
   const float* from = placing.Any() ? placed.data() : projected.typed_data();
   const Attention attention = Attending(from, placing.Any() ? width : row, *keys, *values, bias,
                                         scale, cap, *y);
-  // Heads of keys [begin, end), numbered through all rows, and the queries' heads that share them.
+  // Enters heads of keys [begin, end), numbered through all rows, and prepares their query heads.
   const auto enter = [&](int64_t begin, int64_t end) {
     for (int64_t at = begin; at < end; ++at) {
       const int64_t b = at / k[1], n = at % k[1];
-      // As XLA has it, a start too near the end is shifted back.
+      // As in XLA, a start too near the end is shifted back.
       const int64_t start = std::clamp<int64_t>(starts.typed_data()[b], 0, seen - length);
       for (int64_t l = 0; l < length; ++l) {
         const float* position = projected.typed_data() + (b * length + l) * row;
@@ -1003,7 +1002,7 @@ ffi::Error AttendSelf(ffi::ThreadPool pool, Rank3 projected, Rank4 bias, Starts 
     attention.Many(pool, q[0]);
     return ffi::Error::Success();
   }
-  if (shared == 1) {  // One pass of the threads for both.
+  if (shared == 1) {  // The threads do both in one pass.
     Parallel(pool, q[0] * heads, 2 * length * seen * size, [&](int64_t begin, int64_t end) {
       enter(begin, end);
       attention(begin, end);
@@ -1015,13 +1014,13 @@ ffi::Error AttendSelf(ffi::ThreadPool pool, Rank3 projected, Rank4 bias, Starts 
   return ffi::Error::Success();
 }
 
-// Attention among all positions of texts, as encoders have it:
+// Attention among all positions of texts, as in encoders:
 //
 //   y[b, l, n] = sum_k softmax_k(scale query[b, l, n] . key[b, k, n] + by_distance[n, k - l + L - 1]
 //                                + mask[b, k]) value[b, k, n]
 //
 // projected [B, L, 3 * N * H], by_distance [N or 1, 2 L - 1] and mask [B or 1, 1, 1, L] give
-// y [B, L, N, H]; that of padding, behind the last key that is not masked, is 0.
+// y [B, L, N, H], which is 0 for padding, after the last key that is not masked.
 ffi::Error AttendWhole(ffi::ThreadPool pool, Rank3 projected, Rank2 by_distance, Rank4 mask,
                        ffi::Result<Rank4> y, float scale) {
   const auto q = y->dimensions();
@@ -1042,7 +1041,7 @@ ffi::Error AttendWhole(ffi::ThreadPool pool, Rank3 projected, Rank2 by_distance,
 
 // ---- The softmax ------------------------------------------------------------------------
 
-// Of each row of x [..., V]. A row with NaN or infinity, or with nothing but -infinity, is all NaN.
+// The softmax of each row of x [..., V]; all NaN if a row has NaN or infinity, or only -infinity.
 ffi::Error Softmax(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::Result<ffi::AnyBuffer> y) {
   const int64_t size = x.dimensions().back(), rows = size ? x.element_count() / size : 0;
   // An exponential takes as long as reading some numbers.
@@ -1103,7 +1102,7 @@ ffi::Error Gumbel(ffi::ThreadPool pool, ffi::AnyBuffer keys, ffi::Result<ffi::An
       const auto number = [](Bits bits) {
         return __builtin_convertvector(reinterpret_cast<Whole>(bits), Vector);
       };
-      // Numbers near 1 are told by what lacks to 1, which is as exact as numbers near 0.
+      // Numbers near 1 are represented by their distance to 1, as exactly as numbers near 0.
       const Whole above = reinterpret_cast<Whole>(a) >> 31;
       const Bits top = a ^ reinterpret_cast<Bits>(above), next = b ^ reinterpret_cast<Bits>(above);
       const Vector high = number(top >> 8), low = number(((top & 0xFF) << 16) | (next >> 16));
@@ -1123,7 +1122,7 @@ ffi::Error Gumbel(ffi::ThreadPool pool, ffi::AnyBuffer keys, ffi::Result<ffi::An
 
 // ---- The read ---------------------------------------------------------------------------
 
-// The sum of all numbers, which takes as long as reading them does, panels' way.
+// The sum of all numbers, which takes as long as reading them like panels.
 ffi::Error Total(ffi::ThreadPool pool, Rank1 values, ffi::Result<Number> y) {
   constexpr int64_t kBlock = 4 * kLanes;
   const int64_t count = values.element_count(), blocks = count / kBlock;

@@ -1,8 +1,8 @@
 """Products with a few positions, attention, softmax and Gumbel noise in C++.
 
-With XLA's products on CPU a pass over gamma + 1 positions costs about twice a pass over one,
-although it reads the same weights, and attention is a dozen small operations a layer. The
-machine's C++ compiler compiles `kernels.cc` at its first use; without one XLA serves.
+With XLA's products on CPU a pass over gamma + 1 positions costs about twice as much as over one,
+although it reads the same weights, and attention is a dozen small operations per layer. The
+machine's C++ compiler compiles `kernels.cc` on first use; without a compiler XLA is used instead.
 """
 
 import atexit
@@ -27,7 +27,7 @@ from speculative.backends.xla import Attending, Cache, Norm, Projection, Weight
 from speculative.types import ACTIVATIONS
 
 SOURCE = pathlib.Path(__file__).with_name("kernels.cc")
-# For this very processor, in the way that every compiler for it, Apple's too, understands.
+# Compiles for this processor, with the flag that every compiler for it, even Apple's, understands.
 NATIVE = "-mcpu=native" if platform.machine() in ("arm64", "aarch64") else "-march=native"
 FLAGS = ("-O3", NATIVE, "-std=c++17", "-pthread")
 TARGETS = (
@@ -42,12 +42,12 @@ TARGETS = (
     "total",
 )
 PANEL = 32  # Outputs that a product sums side by side; `kPanel` in `kernels.cc`.
-FOUR = 4  # Inputs that are multiplied at a time where kernels are int8.
+FOUR = 4  # Inputs that are multiplied at a time by int8 kernels.
 FLOAT32 = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.float32)
 
 
 def cache_folder() -> pathlib.Path:
-    """Where compiled programs are kept between runs, or for this one if none can be made there."""
+    """The folder that keeps compiled programs, or a temporary one if it cannot be written."""
     return _writable(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
 
 
@@ -59,7 +59,7 @@ def _writable(parent: str) -> pathlib.Path:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             return folder
-    except (OSError, RuntimeError) as error:  # The latter where there is no home folder.
+    except (OSError, RuntimeError) as error:  # RuntimeError: there is no home folder.
         temporary = tempfile.mkdtemp(prefix="speculative-")
         atexit.register(shutil.rmtree, temporary, ignore_errors=True)
         logging.warning(
@@ -77,17 +77,17 @@ def compiler() -> str | None:
 
 @functools.cache
 def native() -> bool:
-    """Whether `kernels.cc` can be used: compiles it unless it is, and registers it with XLA."""
-    if (found := compiler()) is None:
+    """Whether `kernels.cc` can be used; compiles it if necessary, and registers it with XLA."""
+    if (command := compiler()) is None:
         logging.warning("No C++ compiler found: decoding on CPU will be slower.")
         return False
     try:
-        library = ctypes.CDLL(str(_compiled(found)))
+        library = ctypes.CDLL(str(_compiled(command)))
     except (OSError, subprocess.CalledProcessError) as error:
         lines = (getattr(error, "stderr", None) or str(error)).strip().splitlines()
-        said = next((line for line in lines if "error" in line), lines[0])
+        reason = next((line for line in lines if "error" in line), lines[0])
         slow = "%s could not compile %s (%s): decoding on CPU will be slower."
-        logging.warning(slow, found, SOURCE, said)
+        logging.warning(slow, command, SOURCE, reason)
         return False
     for name in map("speculative_{}".format, TARGETS):
         handler = jax.ffi.pycapsule(getattr(library, name))
@@ -96,13 +96,13 @@ def native() -> bool:
 
 
 def _compiled(compiler: str) -> pathlib.Path:
-    """The shared library for this processor; compiled again when source, compiler or JAX change."""
+    """The library for this processor; compiled again when the source, compiler or JAX changes."""
 
     def run(*arguments: str) -> str:
         command = [compiler, *FLAGS, *arguments]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
-    # What the compiler predefines names its version and the processor's instructions.
+    # Predefined macros name the compiler's version and the processor's instructions.
     machine = run("-dM", "-E", "-x", "c++", os.devnull)
     identity = hashlib.sha256((SOURCE.read_text() + machine + jax.__version__).encode())
     path = cache_folder() / f"kernels-{identity.hexdigest()[:16]}.so"
@@ -116,11 +116,11 @@ def _compiled(compiler: str) -> pathlib.Path:
 
 
 def panels(*weights: Weight, rounds: bool = False) -> Weight:
-    """Lays a kernel [I, O] out as `products` read it, filled up with zeros.
+    """Lays kernels [I, O] out as `products` reads them, padded with zeros.
 
-    Values are [O / 32, I, 32], float32, or int8 with scales [O / 32, 32] of the outputs. Where the
-    products with an int8 kernel are to round each position of their input to int8 too (`rounds`),
-    they are [O / 32, I / 4, 128], of four inputs for each of 32 outputs, and scales [O / 32, 64]:
+    Values are [O / 32, I, 32], float32, or int8 with scales [O / 32, 32] of the outputs. If the
+    products with an int8 kernel also round each position of their input to int8 (`rounds`), values
+    are [O / 32, I / 4, 128], four inputs for each of 32 outputs, and scales are [O / 32, 64]: those
     of the outputs, and the sums of their values. Panels of the two kernels of a gated layer
     alternate.
     """
@@ -155,11 +155,11 @@ def products(
     source: int = 1,
     residual: Array | None = None,
 ) -> Sequence[Array]:
-    """Products of normed x [..., I] with panels, each of this shape, float32, in one call.
+    """Products of normed x [..., I] with panels, each float32 of this shape, in one call.
 
-    The bias of a single one is added, then comes the first of `activations`; those of a gated
-    layer's two kernels are multiplied after one each. They are [..., O], or [B, N, S, H] of
-    x [B, S, I] for so many heads and a source of S. A residual of that shape is added last.
+    A single product gets its bias and the first of `activations`; those of a gated layer's two
+    kernels get one activation each and are multiplied. Products are [..., O], or [B, N, S, H] for
+    x [B, S, I] with `heads` N and a `source` of S. A residual of that shape is added last.
     """
     of_norm = jnp.zeros(0) if norm is None else norm.scale.astype(jnp.float32)
     if norm and norm.shift is not None:
@@ -175,8 +175,8 @@ def products(
     target = f"speculative_product_{weights[0].dtype}{'_rounded' if rounds else ''}"
     call = jax.ffi.ffi_call(target, [FLOAT32(shape)] * len(projections))
     epsilon = np.float32(norm.epsilon if norm else 0)
-    given = x.astype(jnp.float32), of_norm, bias, add, *weights
-    return call(*given, **attributes, epsilon=epsilon)
+    inputs = x.astype(jnp.float32), of_norm, bias, add, *weights
+    return call(*inputs, **attributes, epsilon=epsilon)
 
 
 def attention(q: Array, k: Array, v: Array, spec: Attending) -> Array:
@@ -191,8 +191,8 @@ def self_attention(
 ) -> tuple[Array, Array, Array]:
     """Self-attention of new positions, whose queries, keys and values lie side by side.
 
-    Projected [B, L, (N + 2 K) * H] gives [B, L, N, H], and the cache's keys and values, float32,
-    which the new ones have entered first, in place.
+    `projected` [B, L, (N + 2 K) * H] gives [B, L, N, H], and the cache's keys and values, float32,
+    into which the new ones are first written in place.
 
     Raises:
         ValueError: there are more new positions than the cache has.
@@ -208,19 +208,19 @@ def self_attention(
         epsilon = spec.norms[0].epsilon
     if spec.rotation:
         turns = jnp.stack(spec.rotation)
-    given = cache.starts, norms, turns, cache.keys, cache.values
+    inputs = cache.starts, norms, turns, cache.keys, cache.values
     call = jax.ffi.ffi_call("speculative_attend_self", results, input_output_aliases={5: 1, 6: 2})
     numbers = {"scale": spec.scale, "cap": spec.soft_cap or 0.0, "epsilon": epsilon}
     attributes = {name: np.float32(value) for name, value in numbers.items()}
-    mixed, keys, values = call(projected, spec.bias.astype(jnp.float32), *given, **attributes)
+    mixed, keys, values = call(projected, spec.bias.astype(jnp.float32), *inputs, **attributes)
     return mixed, keys, values
 
 
 def whole_attention(projected: Array, heads: int, spec: Attending) -> Array:
     """Attention among all positions of texts: [B, L, 3 * N * H] -> [B, L, N, H], float32.
 
-    The bias is [B or 1, 1, 1, L]. What is behind the last key that it does not mask is padding, and
-    its result is 0.
+    The bias is [B or 1, 1, 1, L]. Positions after the last key that it does not mask are padding,
+    and their results are 0.
     """
     batch, length, width = projected.shape
     shape = batch, length, heads, width // (3 * heads)
@@ -232,10 +232,10 @@ def whole_attention(projected: Array, heads: int, spec: Attending) -> Array:
 
 
 def softmax(x: Array) -> Array:
-    """Of the last axis of x [..., V], float32.
+    """The softmax over the last axis of x [..., V], float32.
 
     XLA computes it in a loop that its older emitter does not vectorise, or in several threads,
-    which wait for those of our products.
+    which wait for the threads of our products.
     """
     target, shape = "speculative_softmax", FLOAT32(x.shape)
     call = jax.ffi.ffi_call(target, shape, vmap_method="broadcast_all")
@@ -243,7 +243,7 @@ def softmax(x: Array) -> Array:
 
 
 def on_cpu(kernel: Callable[[Array], Array], other: Callable[[Array], Array], x: Array) -> Array:
-    """What a kernel makes of x on a CPU, if it can be used; elsewhere what XLA's form does."""
+    """Applies a kernel to x on a CPU, if it can be used, and XLA's form elsewhere."""
     if jax.default_backend() != "cpu" or not native():
         return other(x)
     # A program for a TPU may be compiled on a machine without one.
@@ -251,7 +251,7 @@ def on_cpu(kernel: Callable[[Array], Array], other: Callable[[Array], Array], x:
 
 
 def gumbel(keys: Array, vocab_size: int) -> Array:
-    """The noise [..., V] of keys [..., 2], uint32, of positions; see `noise`.
+    """The noise [..., V] for positions' keys [..., 2], uint32; see `noise`.
 
     XLA's threefry takes 10 times as long, and is not vectorised.
     """
@@ -260,5 +260,5 @@ def gumbel(keys: Array, vocab_size: int) -> Array:
 
 
 def total(values: Array) -> Array:
-    """The sum of float32 values [N], as fast as they can be read; to measure how fast that is."""
+    """The sum of float32 values [N], as fast as they can be read; measures that speed."""
     return jax.ffi.ffi_call("speculative_total", FLOAT32(()))(values)

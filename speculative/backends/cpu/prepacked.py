@@ -1,4 +1,4 @@
-"""Weights prepacked for decoding on CPU, and what computes with them.
+"""Weights prepacked for decoding on CPU, and the backend that computes with them.
 
 A small model is bound by the number of operations, so kernels that share an input are fused:
 query, key and value, and the two inputs of a gated feed-forward layer.
@@ -19,34 +19,34 @@ from speculative.types import ROUNDED, PyTree
 
 @dataclasses.dataclass(frozen=True)
 class Cpu(Xla):
-    """Products and attention by `kernels`, whose `panels` weights are, float32 or int8."""
+    """Products and attention by `kernels`; weights are its `panels`, float32 or int8."""
 
     def product(self, x, projection, norm=None, activation="linear", out_dtype=None) -> Array:
-        """In one call."""
+        """See `Xla.product`; takes one call."""
         shape, both = (*x.shape[:-1], sum(projection.sizes)), (activation, "linear")
         (y,) = kernels.products(x, [projection], shape, norm, both)
         return y.astype(out_dtype or x.dtype)
 
     def add_product(self, residual, x, projection) -> Array:
-        """In one call."""
+        """See `Xla.add_product`; takes one call."""
         (y,) = kernels.products(x, [projection], residual.shape, residual=residual)
         return y.astype(x.dtype)
 
     def gated(self, x, projections, norm, activations) -> Array:
-        """In one call."""
+        """See `Xla.gated`; takes one call."""
         shape = *x.shape[:-1], projections[0].sizes[0]
         (y,) = kernels.products(x, projections, shape, norm, activations)
         return y.astype(x.dtype)
 
     def of_source(self, x, projections, heads) -> list[Array]:
-        """In one call for all of them."""
+        """See `Xla.of_source`; takes one call for all projections."""
         batch, source, _ = x.shape
         shape = batch, heads, source, projections[0].sizes[0] // heads
-        found = kernels.products(x, projections, shape, heads=heads, source=source)
-        return [y.astype(x.dtype) for y in found]
+        results = kernels.products(x, projections, shape, heads=heads, source=source)
+        return [y.astype(x.dtype) for y in results]
 
     def attention(self, q, k, v, spec) -> Array:
-        """In one call, but for what its kernel does not know."""
+        """See `Xla.attention`; takes one call, unless biases are `by_distance`."""
         if spec.by_distance is not None:
             return super().attention(q, k, v, spec)
         return kernels.attention(q, k, v, spec).astype(q.dtype)
@@ -54,7 +54,7 @@ class Cpu(Xla):
     def self_attention(
         self, x, projections, norm, heads, spec, cache
     ) -> tuple[Array, Array, Array]:
-        """In two calls, the second of which writes into caches of float32 in place."""
+        """See `Xla.self_attention`; takes two calls, and writes float32 caches in place."""
         (fused,) = projections
         plain = not (spec.norms or spec.rotation or spec.soft_cap) and len({*fused.sizes}) == 1
         whole = cache is None and spec.bias.shape[1:3] == (1, 1) and plain
@@ -70,17 +70,17 @@ class Cpu(Xla):
 
 
 def prepack(params: PyTree, quantize: str = "none") -> PyTree:
-    """The same parameters for decoding on CPU: `Prepacked`.
+    """Prepacks parameters for decoding on CPU.
 
-    Kernels are int8 with a scale for each output where they are given so, or `quantize` says so.
-    Where `kernels` cannot be compiled, it is XLA that multiplies.
+    Kernels are int8 with a scale for each output if they are given so or `quantize` says so. If
+    `kernels` cannot be compiled, XLA computes the products.
     """
     return _prepack(params, quantize) if kernels.native() else for_xla(params, quantize)
 
 
 @functools.partial(jax.jit, static_argnames="quantize")
 def _prepack(params: PyTree, quantize: str) -> Prepacked:
-    """As `prepack`; compiled once for models of the same sizes."""
+    """See `prepack`; compiled once for models of the same sizes."""
     backend = Cpu(quantize == ROUNDED)
 
     def lay_out(fused: tuple[str, ...], *group: Weight) -> Weight:

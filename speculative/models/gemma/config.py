@@ -1,4 +1,4 @@
-"""The shapes of Gemmas, and those that have names."""
+"""The configuration of Gemma models, and the named sizes."""
 
 import dataclasses
 from typing import ClassVar
@@ -12,7 +12,7 @@ from speculative.types import Fields
 class GemmaConfig(RotaryConfig):
     """The sizes of a decoder-only model with the layers of Gemma 2 (arXiv 2408.00118) or 3.
 
-    Gemma 2 caps scores and logits, Gemma 3 (arXiv 2503.19786) norms queries and keys.
+    Gemma 2 caps scores and logits; Gemma 3 (arXiv 2503.19786) norms queries and keys.
     """
 
     num_layers: int
@@ -31,7 +31,7 @@ class GemmaConfig(RotaryConfig):
     }
 
     def description(self) -> tuple[str, str]:
-        """The kind, by its norms of heads."""
+        """The kind, told by `head_norms`, and the layers."""
         layers = count(self.num_layers, "decoder layer")
         seen = f", windows of {max(self.windows):,}" if any(self.windows) else ""
         kind = "Gemma 3" if self.head_norms else "Gemma 2"
@@ -65,4 +65,4 @@ SIZES = {
     "gemma3_12b": _gemma_3(3840, 16, 8, 15360, 48),
     "gemma3_27b": _gemma_3(5376, 32, 16, 21504, 62, head_dim=128, query_scalar=168.0),
 }
-"""As their published configurations have them."""
+"""Sizes from the published configurations."""

@@ -12,10 +12,10 @@ from speculative.types import Tokens
 
 
 class GemmaDecoder(Decoder):
-    """Embedding, scaled by the root of D, and stack; the root of the parameter tree."""
+    """Embedding, scaled by the square root of D, and stack; the root of the parameter tree."""
 
     def embedded(self, table: nn.Embed, tokens: Tokens) -> Array:
-        """As of `Transformer`, scaled."""
+        """See `Transformer.embedded`; the result is scaled."""
         x = super().embedded(table, tokens)
         # The scale is rounded to the products' type, as in the models' training.
         return x * jnp.asarray(self.config.emb_dim**0.5, x.dtype)

@@ -46,7 +46,7 @@ class GemmaNames(RotaryNames[GemmaConfig]):
     }
 
     def of_text(self, settings: Fields) -> tuple[Fields, str]:
-        """Of a multimodal Gemma 3 the text model's, with the special tokens of the whole."""
+        """See `Names.of_text`; a multimodal Gemma 3 sets its text model's special tokens."""
         if settings["model_type"] != "gemma3":
             return settings, ""
         named = {name: value for name, value in settings.items() if name.endswith("_token_id")}
@@ -54,34 +54,34 @@ class GemmaNames(RotaryNames[GemmaConfig]):
         return text, "language_model"
 
     def configuration(self, settings, own, location) -> GemmaConfig:
-        """By the `model_type`, whose defaults differ."""
+        """See `Names.configuration`; defaults differ by `model_type`."""
         third = settings["model_type"] != "gemma2"
-        said = {**(_GEMMA_3 if third else GEMMA_2), **self._settings(settings, location)}
-        fields = self.fields(said, own, location, {})
-        layers, size = fields["num_layers"], said["sliding_window"]
-        every = said.get("sliding_window_pattern", 6) if third else 2
+        merged = {**(_GEMMA_3 if third else GEMMA_2), **self._settings(settings, location)}
+        fields = self.fields(merged, own, location, {})
+        layers, size = fields["num_layers"], merged["sliding_window"]
+        every = merged.get("sliding_window_pattern", 6) if third else 2
         usual = [size if (i + 1) % every else 0 for i in range(layers)]
-        rope, base = read_rope(said, location), 0.0
+        rope, base = read_rope(merged, location), 0.0
         if third:
-            local = {"rope_theta": said.get("rope_local_base_freq", _BASES[_OTHERS[0]])}
-            within = said.get("rope_parameters") or local
+            local = {"rope_theta": merged.get("rope_local_base_freq", _BASES[_OTHERS[0]])}
+            within = merged.get("rope_parameters") or local
             base = read_rope({"rope_parameters": within}, location, layers=_OTHERS[0]).base
-            rope = read_rope(said, location, _BASES[_OTHERS[1]], _OTHERS[1])
+            rope = read_rope(merged, location, _BASES[_OTHERS[1]], _OTHERS[1])
         return GemmaConfig(
             **fields,
             head_norms=third,
-            **score_fields(said),
+            **score_fields(merged),
             **rope_fields(rope),
-            windows=read_windows(said, layers, usual, location),
+            windows=read_windows(merged, layers, usual, location),
             window_rope_base=base,
         )
 
     def names(self, config: GemmaConfig) -> dict[str, Stored]:
-        """As of `Names`."""
+        """See `Names.names`."""
         return self.decoder(config)
 
     def settings(self, config: GemmaConfig, location: str) -> dict[str, object]:
-        """As of `Names`."""
+        """See `Names.settings`."""
         third, full = config.head_norms, config.windows.index(0) if 0 in config.windows else 0
         if (full == 0 and any(config.windows)) or bool(config.window_rope_base) != third:
             raise ValueError(

@@ -1,4 +1,4 @@
-"""Decoder-only models: GPT-2's kind, and LaMDA's with the layers of a T5."""
+"""Decoder-only models: those like GPT-2, and those like LaMDA, with T5's layers."""
 
 from speculative.models.gpt.config import GPT, LAMDA, SIZES, DecoderOnlyConfig
 from speculative.models.gpt.names import GPTNames

@@ -1,4 +1,4 @@
-"""The shapes of decoder-only models, and those that have names."""
+"""The configuration of decoder-only models, and the named sizes."""
 
 import dataclasses
 from typing import Any, Self
@@ -13,12 +13,12 @@ LAMDA: dict[str, Any] = {
     "biases": False,
     "scaled_attention": False,
 }
-"""Layers of a T5 v1.1 (LaMDA: Thoppilan et al., 2022, section 4)."""
+"""The layers of a T5 v1.1 (LaMDA: Thoppilan et al., 2022, section 4)."""
 
 
 @dataclasses.dataclass(frozen=True)
 class DecoderOnlyConfig(Config):
-    """The sizes of a decoder-only model: by default a GPT's; a LaMDA's with the fields `LAMDA`."""
+    """The sizes of a decoder-only model: by default a GPT's; with the fields `LAMDA`, a LaMDA's."""
 
     num_layers: int
     _: dataclasses.KW_ONLY
@@ -36,13 +36,13 @@ class DecoderOnlyConfig(Config):
         super().__post_init__()
         if self.reads.source_dim and not self.reads.target_layers:
             raise ValueError(
-                "Reads.source_dim must be 0 where there are no target_layers, of a decoder-only "
+                "Reads.source_dim must be 0 where there are no target_layers, in a decoder-only "
                 f"model; not {self.reads.source_dim}."
             )
 
     @classmethod
     def from_json(cls, fields: Fields) -> Self:
-        """As of `Config`; the first version knew a GPT by its learned positions alone."""
+        """See `Config.from_json`; the first version marked a GPT only by its learned positions."""
         return super().from_json((GPT if fields.get("max_positions") else LAMDA) | dict(fields))
 
     def description(self) -> tuple[str, str]:
@@ -51,12 +51,12 @@ class DecoderOnlyConfig(Config):
         layers = count(self.num_layers, "decoder layer")
         if self.positions == "learned":
             return f"GPT ({tied} logits)", f"{layers}, {self.max_positions:,} positions"
-        said = "gated " * self.gated + self.mlp_activations[0].upper()
-        return f"LaMDA-like ({said}, {tied} logits)", f"{layers}, relative positions"
+        activation = "gated " * self.gated + self.mlp_activations[0].upper()
+        return f"LaMDA-like ({activation}, {tied} logits)", f"{layers}, relative positions"
 
 
 GPT = {name: getattr(DecoderOnlyConfig, name) for name in LAMDA}
-"""Layers as Radford et al. (2019) have them: the defaults."""
+"""The layers of Radford et al. (2019), which are the defaults."""
 
 
 def _gpt(vocab_size: int, emb_dim: int, layers: int, tied: bool = True) -> DecoderOnlyConfig:
@@ -81,4 +81,4 @@ SIZES = {
     "lamda_100m": _lamda(768, 4),
 }
 """The GPT-like pair of Leviathan et al., section 4.1 (8k pieces; untied, as their counts show);
-GPT-2's; LaMDA's, of whose smallest only the number of parameters is known."""
+GPT-2's; LaMDA's, where only the parameter count of the smallest is known."""

@@ -50,7 +50,7 @@ class GPTNames(Names[DecoderOnlyConfig]):
     }
 
     def configuration(self, settings, own, location) -> DecoderOnlyConfig:
-        """Of GPT-2 without its variants."""
+        """See `Names.configuration`; variants of GPT-2 are not supported."""
         settings = self._settings(settings, location)
         fields: dict[str, Any] = self._read_sizes(settings, location)
         emb_dim, heads = fields["emb_dim"], fields["num_heads"]
@@ -65,7 +65,7 @@ class GPTNames(Names[DecoderOnlyConfig]):
         )
 
     def names(self, config: DecoderOnlyConfig) -> dict[str, Stored]:
-        """As of `Names`."""
+        """See `Names.names`."""
         table = {
             "transformer.wte.weight": Stored(("token_embedder/embedding",)),
             "transformer.wpe.weight": Stored(("decoder/position_embedder/embedding",)),
@@ -84,14 +84,14 @@ class GPTNames(Names[DecoderOnlyConfig]):
         return table
 
     def settings(self, config: DecoderOnlyConfig, location: str) -> dict[str, object]:
-        """As of `Names`."""
+        """See `Names.settings`."""
         if not config.max_positions:
             raise ValueError(
-                f"transformers knows no decoder of a T5's layers alone, as {location} is."
+                f"transformers has no decoder-only model with a T5's layers, as {location} is."
             )
         for field, value in GPT.items():
-            if (found := getattr(config, field)) != value:
-                raise ValueError(f"{location} has {field} = {found!r} where GPT-2 has {value!r}.")
+            if (ours := getattr(config, field)) != value:
+                raise ValueError(f"{location} has {field} = {ours!r} where GPT-2 has {value!r}.")
         if config.num_heads * config.head_dim != config.emb_dim:
             raise ValueError(
                 f"The heads of transformers' GPT-2 share its {config.emb_dim} features, but "
@@ -108,7 +108,5 @@ class GPTNames(Names[DecoderOnlyConfig]):
         }
 
     def require_t5x(self, config: DecoderOnlyConfig, location: str) -> None:
-        """T5X's format has none of them."""
-        raise ValueError(
-            f"In T5X's format there are encoder-decoders alone; {location} is decoder-only."
-        )
+        """Raises ValueError: T5X's format has no such model."""
+        raise ValueError(f"T5X's format holds only encoder-decoders; {location} is decoder-only.")

@@ -1,4 +1,4 @@
-"""Llama and the decoders of its kind: Mistral, SmolLM2, Qwen2.5, Qwen3."""
+"""Llama and similar decoders: Mistral, SmolLM2, Qwen2.5, Qwen3."""
 
 from speculative.models.llama.config import SIZES, LlamaConfig
 from speculative.models.llama.model import Llama

@@ -1,4 +1,4 @@
-"""The shapes of Llamas and of their kind, and those that have names."""
+"""The configuration of Llama and similar models, and the named sizes."""
 
 import dataclasses
 from typing import ClassVar
@@ -12,7 +12,7 @@ from speculative.types import Fields
 class LlamaConfig(RotaryConfig):
     """The sizes of a decoder-only model with the layers of a Llama (Touvron et al., 2023).
 
-    Qwen2.5 has biases of queries, keys and values, Qwen3 norms of queries and keys.
+    Qwen2.5 has biases on queries, keys and values; Qwen3 norms queries and keys.
     """
 
     num_layers: int
@@ -27,7 +27,7 @@ class LlamaConfig(RotaryConfig):
     }
 
     def description(self) -> tuple[str, str]:
-        """The kind, by its biases and norms."""
+        """The kind, told by biases and norms, and the layers."""
         kind = "Qwen3" if self.head_norms else "Qwen2" if self.qkv_biases else "Llama"
         tied = "tied" if self.logits_via_embedding else "untied"
         positions = f"{self.max_positions:,} positions" if self.max_positions else "any position"
@@ -60,4 +60,4 @@ SIZES = {
     "qwen3_8b": _size(151936, 4096, 32, 128, 12288, 36, 8, 1e6, 40960, norms=True),
     "qwen3_32b": _size(151936, 5120, 64, 128, 25600, 64, 8, 1e6, 40960, norms=True),
 }
-"""As their published configurations have them."""
+"""Sizes from the published configurations."""

@@ -14,13 +14,13 @@ from speculative.models.rotary_names import (
 )
 from speculative.types import Fields
 
-# What a `config.json` need not say; of Qwen3's heads and Mistral's windows they differ.
+# Defaults of a `config.json`, and those that only Qwen3 or Mistral has.
 _USUAL: Fields = {"hidden_act": "silu", "tie_word_embeddings": False}
 _OF = {"qwen3": {"head_dim": 128}, "mistral": {"num_key_value_heads": 8}}
 
 
 class LlamaNames(RotaryNames[LlamaConfig]):
-    """`LlamaForCausalLM` and its kind."""
+    """`LlamaForCausalLM` and similar models."""
 
     title = "Llama"
     model_types = dict.fromkeys(("llama", "mistral", "qwen2", "qwen3"), 0)
@@ -35,7 +35,7 @@ class LlamaNames(RotaryNames[LlamaConfig]):
     }
 
     def configuration(self, settings, own, location) -> LlamaConfig:
-        """By the `model_type`."""
+        """See `Names.configuration`; the `model_type` tells the kind."""
         settings = self._settings(settings, location)
         kind = settings["model_type"]
         return LlamaConfig(
@@ -47,7 +47,7 @@ class LlamaNames(RotaryNames[LlamaConfig]):
         )
 
     def _windows(self, settings: Fields, location: str) -> tuple[int, ...]:
-        """Of Mistral all layers have one, of Qwen those from a number on, where it says so."""
+        """Windows: in Mistral on all layers; in Qwen, if enabled, on those from a given one on."""
         kind, layers = settings["model_type"], settings["num_hidden_layers"]
         size, first = settings.get("sliding_window", 4096), 0
         if kind.startswith("qwen") and settings.get("use_sliding_window"):
@@ -58,11 +58,11 @@ class LlamaNames(RotaryNames[LlamaConfig]):
         return read_windows(settings, layers, usual, location) if size else (0,)
 
     def names(self, config: LlamaConfig) -> dict[str, Stored]:
-        """As of `Names`."""
+        """See `Names.names`."""
         return self.decoder(config)
 
     def settings(self, config: LlamaConfig, location: str) -> dict[str, object]:
-        """As of `Names`; the kind is told by biases, norms and windows."""
+        """See `Names.settings`; biases, norms and windows tell the kind."""
         windowed = any(config.windows)
         kind = "qwen3" if config.head_norms else "qwen2" if config.qkv_biases else "llama"
         if kind == "llama" and windowed:

@@ -1,4 +1,4 @@
-"""The shapes of T5s, and those that have names."""
+"""The configuration of T5 models, and the named sizes."""
 
 import dataclasses
 from typing import Any
@@ -12,10 +12,10 @@ class T5Config(Config):
 
     In v1.1 (and Flan-T5, mT5 and ByT5) the feed-forward layer is gated and the output untied; v1.0
     has ("relu",) and ties the output to the embedding, scaled by D^-1/2. UL2's gate is a SiLU;
-    umT5's layers have relative positions of their own.
+    each of umT5's layers has its own relative positions.
     """
 
-    num_encoder_layers: int  # 0 where another's is read.
+    num_encoder_layers: int  # 0 in a draft that reads another's.
     num_decoder_layers: int
 
     depths = ("num_encoder_layers", "num_decoder_layers")

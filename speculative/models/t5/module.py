@@ -14,7 +14,7 @@ class T5EncoderDecoder(EncoderDecoder):
     """Encoder and decoder."""
 
     def logits(self, x: Array, norm: Norm | None = None) -> Logits:
-        """As of `Transformer`; T5 scales logits that are tied to the embedding."""
+        """See `Transformer.logits`; T5 scales logits that are tied to the embedding."""
         logits = super().logits(x, norm)
         return logits * self.config.emb_dim**-0.5 if self.config.logits_via_embedding else logits
 

@@ -10,7 +10,7 @@ from speculative.vocabulary import EXTRA_IDS, TOKENIZER
 
 
 class T5Names(Names[T5Config]):
-    """`T5ForConditionalGeneration`, mT5's and umT5's; and T5X's own."""
+    """`T5ForConditionalGeneration`, those of mT5 and umT5, and T5X's own models."""
 
     title = "T5, Flan-T5, UL2, ByT5, mT5 and umT5"
     # The pieces of mT5's vocabulary end with its 100 sentinels.
@@ -63,55 +63,55 @@ class T5Names(Names[T5Config]):
     }
 
     def configuration(self, settings, own, location) -> T5Config:
-        """Of T5, mT5 and umT5, with the layers of any version."""
+        """See `Names.configuration`; T5, mT5 and umT5 may have the layers of any version."""
         settings, family = self._settings(settings, location), settings["model_type"]
         if own("encoder.embed_tokens.weight"):
             raise ValueError(
-                f"The encoder.embed_tokens.weight beside {location} is not its shared.weight; an "
-                "embedding of the decoder's own is computed here, of the encoder's own none."
+                f"The encoder.embed_tokens.weight next to {location} is not its shared.weight; "
+                "only the decoder may have an embedding of its own."
             )
         fields: dict[str, Any] = self._read_sizes(settings, location)
         fields["num_decoder_layers"] = fields["num_encoder_layers"]
-        given = {name for name in self.optional if settings.get(name) is not None}
-        fields |= {self.optional[name]: settings[name] for name in given}
-        # Recent versions say "tied" of all of them. Of T5 they say by another name whether logits
-        # are scaled, as tied ones are; those of mT5 never are, those of umT5 are where it says so.
+        present = {name for name in self.optional if settings.get(name) is not None}
+        fields |= {self.optional[name]: settings[name] for name in present}
+        # Recent versions call all of them tied. For T5, another setting says whether logits are
+        # scaled, as tied ones are; mT5's never are, and umT5's are if a setting says so.
         tied = settings.get("tie_word_embeddings", True)
         tied = settings.get("scale_decoder_outputs", tied) if family != "mt5" else False
         if tied is True and own("lm_head.weight"):
             raise ValueError(
                 f"{location} says that logits are tied to the embedding and so scaled, but there "
-                "is an lm_head.weight of their own, as where transformers 5 saved a umT5; with "
-                '"tie_word_embeddings": false it is read, and not scaled, as in Google\'s own.'
+                "is an lm_head.weight of their own, as in a umT5 saved by transformers 5; set "
+                '"tie_word_embeddings": false to read it unscaled, as in Google\'s own.'
             )
         fields["mlp_activations"] = self._activations(settings, location)
         fields["shared_embedding"] = not own("decoder.embed_tokens.weight")
         return T5Config(**fields, shared_positions=family != "umt5", logits_via_embedding=tied)
 
     def _activations(self, settings: Mapping[str, Any], location: str) -> tuple[str, ...]:
-        """The functions of feed-forward layers, of which transformers takes the explicit ones.
+        """The feed-forward activations; as in transformers, explicit settings take precedence.
 
-        These are `dense_act_fn` and `is_gated_act`; by default `feed_forward_proj` says both.
+        These are `dense_act_fn` and `is_gated_act`; by default `feed_forward_proj` gives both.
         """
         usual = "relu" if settings["model_type"] == "t5" else "gated-gelu"
         kind = settings.get("feed_forward_proj", usual)
         gate, _, function = kind.rpartition("-")
         function = "gelu_new" if kind == "gated-gelu" else function
-        said = "feed_forward_proj"
+        setting = "feed_forward_proj"
         if settings.get("dense_act_fn", function) != function:
-            said, function = "dense_act_fn", settings["dense_act_fn"]
+            setting, function = "dense_act_fn", settings["dense_act_fn"]
         if gate not in ("", "gated") or function not in self.activations:
             known = (
-                [*self.projections.values()] if said == "feed_forward_proj" else self.activations
+                [*self.projections.values()] if setting == "feed_forward_proj" else self.activations
             )
             raise ValueError(
-                f"{location} has the {said} {settings[said]!r}; known are {', '.join(known)}."
+                f"{location} has the {setting} {settings[setting]!r}; known are {', '.join(known)}."
             )
         gated = settings.get("is_gated_act", gate == "gated")
         return (self.activations[function], "linear")[: 2 if gated else 1]
 
     def names(self, config: T5Config) -> dict[str, Stored]:
-        """As of `Names`."""
+        """See `Names.names`."""
         table: dict[str, Stored] = {}
 
         def store(theirs: str, ours: str, transposed: bool = False) -> None:
@@ -142,7 +142,7 @@ class T5Names(Names[T5Config]):
         return table
 
     def settings(self, config: T5Config, location: str) -> dict[str, object]:
-        """As of `Names`."""
+        """See `Names.settings`."""
         if config.reads.source_dim:
             raise ValueError(f"transformers knows no T5 without an encoder, as {location} is.")
         if (kind := self.projections.get(config.mlp_activations)) is None:
@@ -163,10 +163,10 @@ class T5Names(Names[T5Config]):
         }
 
     def infer(self, shapes: Mapping[str, tuple[int, ...]], location: str) -> T5Config:
-        """As of `Names`.
+        """See `Names.infer`.
 
-        No shape shows `max_distance`, which is T5's 128, nor which function gates: a GELU, but in
-        a model of UL2's sizes.
+        Shapes show neither `max_distance`, taken as T5's 128, nor the gate's function, taken as a
+        GELU except in a model of UL2's sizes.
         """
 
         def shape(name: str) -> tuple[int, ...]:
@@ -197,7 +197,7 @@ class T5Names(Names[T5Config]):
         return self._assumed(config)
 
     def _assumed(self, config: T5Config) -> T5Config:
-        """The configuration with what `infer` assumes of what no shape shows."""
+        """The configuration with the values that `infer` assumes where shapes show none."""
         usual = config.replace(
             mlp_activations=("gelu", "linear") if config.gated else ("relu",),
             max_distance=T5Config.max_distance,
@@ -206,7 +206,7 @@ class T5Names(Names[T5Config]):
         return ul2 if usual.replace(mlp_activations=ul2.mlp_activations) == ul2 else usual
 
     def require_t5x(self, config: T5Config, location: str) -> None:
-        """T5X's own models, all with an encoder."""
+        """See `Names.require_t5x`; T5X's own models all have an encoder."""
         if config.reads.source_dim:
             raise ValueError(f"T5X knows no model without an encoder, as {location} is.")
         if not config.shared_embedding:

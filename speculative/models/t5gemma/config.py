@@ -1,4 +1,4 @@
-"""The shapes of T5Gemmas, and those that have names."""
+"""The configuration of T5Gemma models, and the named sizes."""
 
 import dataclasses
 import functools
@@ -19,14 +19,14 @@ class T5GemmaConfig(RotaryConfig):
     Encoder and decoder have embeddings of their own, and the logits are tied to the decoder's.
     """
 
-    num_encoder_layers: int  # 0 where another's is read.
+    num_encoder_layers: int  # 0 in a draft that reads another's.
     num_decoder_layers: int
     _: dataclasses.KW_ONLY
     mlp_activations: tuple[str, ...] = ("gelu", "linear")
     norm: str = "rms_of_1"
     post_norms: bool = True
     logits_via_embedding: bool = True
-    # The encoder's, each 0 where it is the decoder's.
+    # The encoder's sizes; 0 means the decoder's.
     encoder_emb_dim: int = 0
     encoder_num_heads: int = 0
     encoder_num_kv_heads: int = 0
@@ -54,7 +54,7 @@ class T5GemmaConfig(RotaryConfig):
 
     @property
     def of_encoder(self) -> Self:
-        """The encoder's own sizes; not itself, for it has an embedding of its own."""
+        """The encoder's configuration; never `self`, as the encoder has its own embedding."""
         return self._of_encoder
 
     def description(self) -> tuple[str, str]:
@@ -64,7 +64,7 @@ class T5GemmaConfig(RotaryConfig):
         return "T5Gemma", f"{encoder} of {self.of_encoder.emb_dim} features, {decoder}"
 
 
-# Layers, features, those of the feed-forward layer, heads, heads of keys, and their size.
+# Layers, features, feed-forward features, heads, key heads, and head size.
 _SIZES = {
     "s": (8, 512, 1024, 8, 8, 64),
     "b": (12, 768, 2048, 12, 12, 64),
@@ -101,4 +101,4 @@ SIZES = {
         ("9b", "2b"),
     )
 }
-"""As their published configurations have them; what scores are divided by is the head's size."""
+"""Sizes from the published configurations; `query_scalar` is the head size."""

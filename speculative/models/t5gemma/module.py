@@ -12,10 +12,10 @@ from speculative.types import Tokens
 
 
 class T5GemmaEncoderDecoder(EncoderDecoder):
-    """Encoder and decoder over embeddings of their own, each scaled by the root of its D."""
+    """Encoder and decoder with their own embeddings, each scaled by the square root of its D."""
 
     def embedded(self, table: nn.Embed, tokens: Tokens) -> Array:
-        """As of `Transformer`, scaled."""
+        """See `Transformer.embedded`; the result is scaled."""
         x = super().embedded(table, tokens)
         return x * jnp.asarray(x.shape[-1] ** 0.5, x.dtype)
 

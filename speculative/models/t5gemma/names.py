@@ -24,7 +24,7 @@ LM_HEAD, EMBEDDING = "lm_head.out_proj.weight", "model.decoder.embed_tokens.weig
 
 
 class T5GemmaNames(RotaryNames[T5GemmaConfig]):
-    """`T5GemmaForConditionalGeneration`, whose `config.json` has one for each stack."""
+    """`T5GemmaForConditionalGeneration`, whose `config.json` has a section per stack."""
 
     title = "T5Gemma"
     model_types = {"t5gemma": 0}
@@ -40,21 +40,21 @@ class T5GemmaNames(RotaryNames[T5GemmaConfig]):
     }
 
     def of_text(self, settings: Fields) -> tuple[Fields, str]:
-        """Special tokens and rows of the embedding are the decoder's."""
+        """See `Names.of_text`; special tokens and vocabulary size are the decoder's."""
         decoder = settings.get("decoder") or {}
         named = {name: x for name, x in decoder.items() if name.endswith("_token_id")}
         size = decoder.get("vocab_size", settings.get("vocab_size", GEMMA_2["vocab_size"]))
         return {**named, **settings, "vocab_size": size}, ""
 
     def configuration(self, settings, own, location) -> T5GemmaConfig:
-        """What both stacks must share is the decoder's."""
+        """See `Names.configuration`; both stacks must share all settings but some sizes."""
         both = "encoder", "decoder"
         encoder, decoder = (self._of(settings, kind, own, location) for kind in both)
         for name in encoder.keys() - {*ENCODER, "num_layers"}:
             if encoder[name] != decoder[name]:
                 raise ValueError(
                     f"{location} has the {name} {encoder[name]!r} of the encoder and "
-                    f"{decoder[name]!r} of the decoder; they must be one."
+                    f"{decoder[name]!r} of the decoder; they must be equal."
                 )
         depths = encoder.pop("num_layers"), decoder.pop("num_layers")
         differ = any(encoder[name] != decoder[name] for name in ENCODER)
@@ -68,26 +68,26 @@ class T5GemmaNames(RotaryNames[T5GemmaConfig]):
     def _of(
         self, settings: Fields, kind: str, own: Callable[[str], bool], location: str
     ) -> dict[str, Any]:
-        said = {**GEMMA_2, **self._settings(settings.get(kind) or {}, location)}
-        # Of the model as a whole.
-        said["tie_word_embeddings"] = settings.get("tie_word_embeddings", True)
-        fields = self.fields(said, lambda name: own(LM_HEAD), location, {})
-        layers, size = fields["num_layers"], said["sliding_window"]
+        merged = {**GEMMA_2, **self._settings(settings.get(kind) or {}, location)}
+        # This is a setting of the whole model.
+        merged["tie_word_embeddings"] = settings.get("tie_word_embeddings", True)
+        fields = self.fields(merged, lambda name: own(LM_HEAD), location, {})
+        layers, size = fields["num_layers"], merged["sliding_window"]
         usual = [0 if i % 2 else size for i in range(layers)]
         return fields | {
-            **score_fields(said),
-            **rope_fields(read_rope(said, location)),
-            "windows": read_windows(said, layers, usual, location),
+            **score_fields(merged),
+            **rope_fields(read_rope(merged, location)),
+            "windows": read_windows(merged, layers, usual, location),
         }
 
     def names(self, config: T5GemmaConfig) -> dict[str, Stored]:
-        """As of `Names`."""
+        """See `Names.names`."""
         table = {EMBEDDING: Stored(("token_embedder/embedding",))}
         of_encoder = self.stack("model.encoder", "encoder", config.encoder_layers, config)
         if config.encoder_layers:
             embedding = Stored(("encoder/token_embedder/embedding",))
             table |= {"model.encoder.embed_tokens.weight": embedding}
-            # An encoder's attention and norm are called by another name here.
+            # Here, an encoder's attention and its norm have other names.
             table |= {
                 name: stored._replace(
                     parts=tuple(
@@ -110,7 +110,7 @@ class T5GemmaNames(RotaryNames[T5GemmaConfig]):
         return table
 
     def settings(self, config: T5GemmaConfig, location: str) -> dict[str, object]:
-        """As of `Names`."""
+        """See `Names.settings`."""
         if config.rope(0).factor != 1:
             raise ValueError(f"transformers has no T5Gemma with the positions of {location}.")
         sizes = config.of_encoder, config
