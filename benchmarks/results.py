@@ -48,7 +48,7 @@ PARTS = {
     "trees": Part(("benchmarks.one_text", "--rows=debian_draft"), ("one_text.json",), "one_text"),
     "peers": Part(("benchmarks.compare_peers",), (), "peers"),
 }
-"""All that is measured, by name; of other programs each model has a file of its own."""
+"""All measurements, by name; the part `peers` writes one file per model."""
 
 
 def markdown(heads: Sequence[str], rows: Iterable[Sequence[str]], words: int = 1) -> str:
@@ -101,7 +101,7 @@ def shipped_pair() -> str:
 
 
 def _drafts(cell: Callable[[Record], str], temperatures: Sequence[int] = (0, 1)) -> str:
-    """A row for each draft of Table 3, by the last word of the rows' names, and a column a task."""
+    """A row per draft of Table 3, named by the last word of the experiment, a column per task."""
     found = [one for one in lines("table3") if not one.get("verification")]
     cells: dict[str, dict[tuple[str, int], str]] = {}
     for one in found:
@@ -127,7 +127,7 @@ def drafts() -> str:
 
 
 def weights() -> str:
-    """What drafts weigh in memory."""
+    """The memory that drafts take."""
     return _drafts(lambda one: f"{one['draft_bytes'] / 1e6:.1f}", (0,)).replace(" T = 0", ", MB")
 
 
@@ -201,7 +201,7 @@ def sampled() -> str:
 
 
 def trees() -> str:
-    """Tokens per target call with chains and trees, and whether any text is another."""
+    """Tokens per target call with chains and trees, and the number of texts that differ."""
     found = whole("one_text", "one_text.json")
     cells: dict[tuple[str, str, float], dict[str, float]] = {}
     for one in found["rows"]:
@@ -219,8 +219,8 @@ def trees() -> str:
              "63", "63 over `block`"]  # fmt: skip
     texts, ways = sum(one["texts"] for one in found["rows"]), len(found["rows"])
     others = sum(len(one["others"]) for one in found["rows"])
-    told = f"Texts that differ from the target's own: {others} of {texts:,}, in {ways} ways.\n\n"
-    return measured_on(found) + told + markdown(heads, rows, 2)
+    note = f"Texts that differ from the target's own: {others} of {texts:,}, in {ways} ways.\n\n"
+    return measured_on(found) + note + markdown(heads, rows, 2)
 
 
 INT8 = "int8", "Q8_0", "Q4_0"  # Words of ways that hold the target in integers.
@@ -231,7 +231,7 @@ def peers() -> str:
     found = [json.loads(file.read_text()) for file in sorted((RECORDS / "peers").glob("*.json"))]
     cells: dict[str, dict[str, str]] = {}
     for model in found:
-        best: dict[str, Record] = {}  # Of the numbers of threads.
+        best: dict[str, Record] = {}  # With the better number of threads.
         for one in model["ways"]:
             parts = [part for part in one["way"].split(", ") if "thread" not in part]
             if one["program"] == OURS and parts[0] == "speculative" and model["draft"] is None:
@@ -258,8 +258,8 @@ def peers() -> str:
         if (ways := [x for x in model["ways"] if x["differences"] is not None
                      and not any(word in x["way"] for word in INT8)])
     ]  # fmt: skip
-    told = f"All outputs are token for token those of transformers in: {', '.join(same)}.\n\n"
-    return measured_on(found[0]) + told + markdown(heads, rows)
+    note = f"All outputs are token for token those of transformers in: {', '.join(same)}.\n\n"
+    return measured_on(found[0]) + note + markdown(heads, rows)
 
 
 TABLES: dict[str, Callable[[], str]] = {

@@ -23,18 +23,17 @@ import transformers  # pyright: ignore[reportMissingImports]
 
 DATA = pathlib.Path(__file__).parents[1] / "tests" / "data"
 GATED = {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
+SMALLER = {"d_model": 12, "d_ff": 20, "num_heads": 2}
 VERSIONS: dict[str, dict[str, Any]] = {
-    "transformers_v1_0": {"feed_forward_proj": "relu", "tie_word_embeddings": True},
+    "transformers_v1_0": {"feed_forward_proj": "relu", "tie_word_embeddings": True, **SMALLER},
     "transformers_v1_1": GATED,  # LM-adapted and Flan-T5 are the same.
     "transformers_ul2": {"feed_forward_proj": "gated-silu", "tie_word_embeddings": False},
     "transformers_mt5": {"model_type": "mt5", **GATED},
-    "transformers_umt5": {"model_type": "umt5", **GATED},
+    "transformers_umt5": {"model_type": "umt5", **GATED, **SMALLER},
     "transformers_byt5": {
         **GATED,
+        **SMALLER,
         "vocab_size": 384,
-        "d_model": 12,
-        "d_ff": 20,
-        "num_heads": 2,
         "num_layers": 3,
         "num_decoder_layers": 1,
     },

@@ -162,26 +162,28 @@ def house() -> None:
     rows: dict[int, list[str]] = defaultdict(list)
     for name in sorted(uses):
         rows[height[name]].append(name)
-    figure = Figure(figsize=(10, 0.55 * len(rows) + 0.5))
-    axes = figure.add_axes((0, 0, 1, 1))
-    axes.axis("off")
+    width, step = 1000, 52
     places = {
-        name: ((place + 0.5) / len(row), level)
+        name: (width * (place + 0.5) / len(row), step * (len(rows) - level - 0.5))
         for level, row in rows.items()
         for place, name in enumerate(row)
     }
-    direct = {  # Imports that no other path implies: the rest would hide them.
-        name: {one for one in below if not any(one in uses[other] for other in below)}
-        for name, below in uses.items()
-    }
-    for name, below in direct.items():
-        for one in below:
+    drawn = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {step * len(rows)}">',
+             '<rect width="100%" height="100%" fill="white"/>', f'<g stroke="{GREY}">']  # fmt: skip
+    for name, below in uses.items():
+        # Imports that a longer path implies would hide the others.
+        for one in sorted(x for x in below if not any(x in uses[other] for other in below)):
             (x, y), (to_x, to_y) = places[name], places[one]
-            axes.plot([x, to_x], [y, to_y], color=GREY, linewidth=0.7, zorder=1)
+            drawn.append(f'<path d="M{x:.0f} {y:.0f}L{to_x:.0f} {to_y:.0f}"/>')
+    drawn.append(f'</g><g fill="white" stroke="{BLUE}">')
     for name, (x, y) in places.items():
-        box = {"boxstyle": "round,pad=0.3", "facecolor": "white", "edgecolor": BLUE}
-        axes.text(x, y, name, ha="center", va="center", fontsize=8, bbox=box, zorder=2)
-    figure.savefig(PICTURES / "imports.svg", metadata={"Date": None})
+        half = 4 * len(name) + 6
+        drawn.append(
+            f'<rect x="{x - half:.0f}" y="{y - 12:.0f}" width="{2 * half}" height="24" rx="5"/>'
+        )
+    drawn.append('</g><g font-family="sans-serif" font-size="14" text-anchor="middle">')
+    drawn += [f'<text x="{x:.0f}" y="{y + 5:.0f}">{name}</text>' for name, (x, y) in places.items()]
+    (PICTURES / "imports.svg").write_text("\n".join([*drawn, "</g></svg>"]) + "\n")
 
 
 def main() -> None:

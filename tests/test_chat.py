@@ -68,10 +68,10 @@ def test_what_templates_may_call(source: str, expected: str) -> None:
     ("source", "fragment"),
     [
         ("{{ raise_exception('roles must alternate') }}", "messages: roles must alternate. Change"),
-        ("{% for i in range(10**9) %}{% endfor %}", "more than 100,000 turns"),
+        ("{% for i in range(10**9) %}{% endfor %}", "more than 100,000 iterations"),
         (
             "{% for i in range(999) %}{% for j in range(999) %}{% endfor %}{% endfor %}",
-            "more than 100,000 turns",
+            "more than 100,000 iterations",
         ),
         ("{% macro a() %}{{ a() }}{% endmacro %}{{ a() }}", "recursion"),
         ("{% if %}", "template of mine cannot be used"),

@@ -263,7 +263,7 @@ def alter(file: pathlib.Path) -> None:
         ("model.safetensors", truncate, "cut off"),
         ("model.safetensors", alter, "checksum"),
         ("debian.model", alter, "checksum"),
-        ("config.json", unlink, "neither a config.json"),
+        ("config.json", unlink, "neither a native nor a Hugging Face config.json"),
         ("config.json", truncate, "not JSON"),
     ],
 )

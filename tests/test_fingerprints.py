@@ -68,7 +68,7 @@ def test_a_checkpoint_is_known_by_its_weights_and_settings(
     shutil.rmtree(folder)
     other = checkpoints.convert(tmp_path / "changed", folder, to)
     assert other.contents != made.contents and other.has(norm)
-    assert f"{other.contents}, which" in checkpoints.describe(other)["fingerprint"]
+    assert f"{other.contents}, recorded" in checkpoints.describe(other)["fingerprint"]
 
 
 def test_a_pair_is_known_by_all_its_files(

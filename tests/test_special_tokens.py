@@ -304,7 +304,7 @@ def test_what_is_not_applied_is_named(tmp_path: pathlib.Path) -> None:
     asked = {"num_beams": 4, "no_repeat_ngram_size": 3, "do_sample": True, "temperature": 0.7}
     say(folder, generation_config={**asked, "top_k": 50, "min_length": 0, "suppress_tokens": []})
     note = huggingface.open(folder).note
-    assert "generation_config.json asks for" in note
+    assert "generation_config.json has settings" in note
     assert "do_sample True (--temperature 1), temperature 0.7 (--temperature 0.7)" in note
     assert note.endswith("num_beams 4, no_repeat_ngram_size 3.")
     say(folder, generation_config={**dict.fromkeys(asked), "temperature": 0.7})

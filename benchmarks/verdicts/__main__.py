@@ -3,11 +3,11 @@
     python -m benchmarks.verdicts --output=docs/records/verdicts/verdicts.jsonl \
         --programs speculative=.venv/bin/python transformers=.venv-transformers/bin/python
 
-A program is driven by its adapter in this folder, in an environment of its own: its interpreter
-reads Hugging Face folders and writes samples, which are audited here. Each way of sampling is asked
-for on each target with each setting, and once with a planted fault, a temperature of 0.9 T, which
-the audit must find. A verdict is a line of JSON; those that are there are not made again, and
-`--only` makes some anew. `--table` writes the table of docs/verdicts.md.
+An adapter in this folder drives each program with the interpreter of an environment that has it: it
+reads Hugging Face folders and writes samples, which are audited here. Each way of sampling runs on
+each target with each setting, and once with a planted fault, a temperature of 0.9 T, which the
+audit must find. A verdict is a line of JSON. Existing verdicts are kept; `--only` repeats some.
+`--table` writes the tables of docs/verdicts.md.
 """
 
 import argparse
@@ -37,7 +37,7 @@ from speculative.studies.power import powers
 from speculative.tasks.prompts import load_prompts
 
 ROOT = pathlib.Path(__file__).parents[2]
-PLANTED = 0.9  # Of the temperature that is asked for, in the runs with a fault.
+PLANTED = 0.9  # Factor of the temperature in runs with a planted fault.
 SETTINGS: dict[str, dict[str, float]] = {
     "T = 1": {},
     "T = 0.7": {"temperature": 0.7},
@@ -49,16 +49,16 @@ SETTINGS: dict[str, dict[str, float]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A target whose samples are drawn, and how many: each prompt's samples, of so many tokens."""
+    """A target, its prompts and the number of samples drawn for each of them."""
 
-    target: str  # A shipped model, or the name of a folder that the command line gives.
-    draft: str  # Likewise; "" is the target with noise.
-    kind: str  # Of the adapters' kinds of models.
-    task: str  # Whose first texts are the prompts.
+    target: str  # A bundled model, or the name of a folder from the command line.
+    draft: str  # A name like `target`; "" is the target with noise.
+    kind: str  # "decoder" or "encoder-decoder".
+    task: str  # Its first texts are the prompts.
     prompts: int
     samples: int
     settings: tuple[str, ...]
-    ways: tuple[str, ...] = ()  # Of programs; none are all but the special ones below.
+    ways: tuple[str, ...] = ()  # Empty for all ways except the special ones below.
     max_length: int = 16
 
 
@@ -77,7 +77,7 @@ CASES = (
 
 @dataclasses.dataclass(frozen=True)
 class Prepared:
-    """A case whose models lie in folders, and whose prompts are tokens in a file."""
+    """A case with its models in folders and its prompts, as tokens, in a file."""
 
     case: Case
     pair: Pair
@@ -131,7 +131,7 @@ def prepared(case: Case, folders: dict[str, str], scratch: pathlib.Path) -> Prep
 
 
 def listed(program: str, python: str) -> dict[str, Any]:
-    """What a program's adapter says of itself: its version and its ways."""
+    """A program's version and its ways of sampling, from its adapter."""
     return json.loads(_run(python, program, "--list").splitlines()[-1])
 
 
@@ -151,7 +151,7 @@ def judged(
     ready: Prepared, program: str, python: str, way: str, setting: str, planted: bool, gamma: int,
     with_power: bool, file: pathlib.Path,
 ) -> dict[str, Any]:  # fmt: skip
-    """Draws a way's samples, audits them, and gives the fields of a verdict."""
+    """Draws samples, audits them, and returns the fields of a verdict."""
     case, asked = ready.case, {"temperature": 1.0} | SETTINGS[setting]
     sampling = Sampling(**asked)  # pyright: ignore[reportArgumentType]
     given = asked | {"temperature": asked["temperature"] * (PLANTED if planted else 1)}
@@ -178,7 +178,7 @@ def judged(
 
 
 def asked_for(case: Case, ways: dict[str, dict[str, Any]]) -> Iterator[tuple[str, str, bool]]:
-    """The ways of a program on a case, with each setting that it has, and the planted fault."""
+    """A program's ways on a case, with each setting it supports, and with the planted fault."""
     usual = ["top_k", "top_p", "min_p"]
     for way, about in ways.items():
         if case.kind not in about.get("kinds", [case.kind]):
@@ -193,7 +193,7 @@ def asked_for(case: Case, ways: dict[str, dict[str, Any]]) -> Iterator[tuple[str
 
 
 def table(verdicts: Sequence[dict[str, Any]]) -> str:
-    """All verdicts in Markdown, a line for each way and target."""
+    """All verdicts in Markdown, one line per way and target."""
     columns = [*SETTINGS, "planted fault"]
     lines = [
         f"| target | program | way | texts | {' | '.join(columns)} |",
@@ -220,7 +220,7 @@ def table(verdicts: Sequence[dict[str, Any]]) -> str:
     for key, found in sorted(rows.items()):
         texts = max(one.get("texts", 0) for one in found.values())
         fails = any(not found[name].get("passed") for name in SETTINGS if name in found)
-        # Where a way fails without the fault, it says nothing that it fails with it.
+        # If a way fails without the fault, its failure with the fault means nothing.
         shown = found | ({columns[-1]: None} if fails else {})
         cells = [cell(column, shown.get(column)) for column in columns]
         lines.append(f"| {' | '.join(f'`{key[0]}`' if i == 0 else x for i, x in enumerate(key))}"
@@ -253,11 +253,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     add = parser.add_argument
     add("--output", default="results/verdicts.jsonl", type=pathlib.Path)
     add("--programs", nargs="+", default=[f"speculative={sys.executable}"], metavar="NAME=PYTHON")
-    add("--folders", nargs="+", default=[], metavar="NAME=FOLDER", help="of targets: smollm2=...")
+    add("--folders", nargs="+", default=[], metavar="NAME=FOLDER", help="such as smollm2=...")
     add("--targets", nargs="+", default=[case.target for case in CASES])
-    add("--only", nargs="+", default=None, metavar="WAY", help="make the verdicts of these anew")
+    add("--only", nargs="+", default=None, metavar="WAY", help="repeat the verdicts of these")
     add("--gamma", type=int, default=4)
-    add("--power", action="store_true", help="tell what each size of audit would find")
+    add("--power", action="store_true", help="also simulate the power of the audits")
     add("--table", action="store_true", help="only write the table of docs/verdicts.md")
     options = parser.parse_args(arguments)
     kept = []

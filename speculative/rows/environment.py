@@ -21,7 +21,7 @@ def here() -> dict[str, str]:
 def commit() -> str:
     """The checkout's commit, marked as dirty if files differ; without a checkout, the version.
 
-    Changed results do not count: a measurement writes them before it reads the commit.
+    Changed results and pages do not count: measurements write them before they read the commit.
     """
     root = pathlib.Path(speculative.__file__).parent.parent
 
@@ -31,7 +31,7 @@ def commit() -> str:
 
     if (root / ".git").exists():
         with contextlib.suppress(OSError, subprocess.CalledProcessError):
-            changed = git("status", "--porcelain", "-uno", "--", ".", ":!results")
+            changed = git("status", "--porcelain", "-uno", "--", ".", ":!results", ":!docs")
             return git("describe", "--always") + "-dirty" * bool(changed)
     return speculative.__version__
 

@@ -18,7 +18,8 @@ def test_a_commit_is_marked_where_code_differs_and_not_where_results_do(
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
     code, results = tmp_path / "speculative" / "__init__.py", tmp_path / "results" / "a.jsonl"
-    for file in (code, results):
+    page = tmp_path / "docs" / "a.md"
+    for file in (code, results, page):
         file.parent.mkdir()
         file.write_text("1")
     monkeypatch.setattr(speculative, "__file__", str(code))
@@ -29,6 +30,7 @@ def test_a_commit_is_marked_where_code_differs_and_not_where_results_do(
     head = git("rev-parse", "--short", "HEAD")
     assert environment.commit() == head
     results.write_text("2")
+    page.write_text("2")
     assert environment.commit() == head
     (tmp_path / "notes.txt").write_text("untracked")
     assert environment.commit() == head
