@@ -14,7 +14,7 @@ from flax import struct
 from jax import Array
 
 from speculative import checks, noise
-from speculative.decoding.rules import EXACT, Rule
+from speculative.decoding.rule import EXACT, Rule
 from speculative.processors import History, Processor
 from speculative.ragged import power_of_two, read_rows
 from speculative.sampling import Kinds, Sampling

@@ -23,7 +23,7 @@ import pytest
 from jax import Array
 
 from speculative.backends import prepack
-from speculative.decoding import Decoding, Output, Params, rules
+from speculative.decoding import Decoding, Output, Params, rule, rules
 from speculative.decoding import loop as fast
 from speculative.drafts import (
     CopyDraft,
@@ -311,15 +311,15 @@ def verify_by_q_only(
 ) -> tuple[Array, Array]:
     """A guess is accepted with the draft's probability of it, whatever the target's is."""
     q_guess = jnp.take_along_axis(q, guesses[..., None], axis=-1)[..., 0]
-    accepted = rules.leading(accept_uniform < q_guess)
+    accepted = rule.leading(accept_uniform < q_guess)
     at = accepted[:, None]
     p_next = jnp.take_along_axis(p, at[..., None], axis=1)[:, 0]
     q_next = jnp.take_along_axis(jnp.pad(q, ((0, 0), (0, 1), (0, 0))), at[..., None], axis=1)[:, 0]
     uniform = jnp.take_along_axis(correct_uniform, at, axis=1)[:, 0]
-    return accepted, categorical(rules.residual(p_next, q_next), uniform)
+    return accepted, categorical(rule.residual(p_next, q_next), uniform)
 
 
-TRUE_VERIFY = rules.verify
+TRUE_VERIFY = rule.verify
 
 
 @pytest.mark.usefixtures("recompiled")
@@ -335,7 +335,7 @@ TRUE_VERIFY = rules.verify
 def test_a_planted_fault_is_found(
     monkeypatch: pytest.MonkeyPatch, name: str, fault: Callable[..., object], outputs_change: bool
 ) -> None:
-    monkeypatch.setattr(rules, name, fault)
+    monkeypatch.setattr(rule, name, fault)
     config = settings("temperature 1", 4)
     output = decode(MODEL_DRAFT, toy.params(toy.near_table()), config, FEWER)
     q = toy.distribution(toy.near_table(), config.sampling)

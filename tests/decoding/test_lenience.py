@@ -15,7 +15,7 @@ import pytest
 from jax import Array
 from scipy import stats
 
-from speculative.decoding import Decoding, Params, rules
+from speculative.decoding import Decoding, Params, rule, rules
 from speculative.drafts import Draft
 from speculative.sampling import Sampling
 from tests import toy
@@ -103,7 +103,7 @@ def never_rejected(accepted: Array) -> Array:
     return jnp.full(accepted.shape[0], accepted.shape[1], jnp.int32)
 
 
-TRUE_RESIDUAL = rules.residual
+TRUE_RESIDUAL = rule.residual
 
 
 @pytest.mark.usefixtures("recompiled")
@@ -114,7 +114,7 @@ TRUE_RESIDUAL = rules.residual
 def test_a_planted_fault_is_found(
     monkeypatch: pytest.MonkeyPatch, name: str, fault: Callable[..., Array], beyond_bound: bool
 ) -> None:
-    monkeypatch.setattr(rules, name, fault)
+    monkeypatch.setattr(rule, name, fault)
     config = settings(0.5, 4)
     found = outputs(decode(MODEL_DRAFT, toy.params(toy.far_table()), config, FEWER))
     p = toy.distribution(toy.target_table(), config.sampling)

@@ -9,17 +9,8 @@ import numpy as np
 import pytest
 from jax import Array
 
-from speculative.decoding.rules import (
-    EXACT,
-    Block,
-    Rule,
-    Simulated,
-    Token,
-    leading,
-    residual,
-    select,
-    verify,
-)
+from speculative.decoding.rule import EXACT, Rule, Token, leading, residual, verify
+from speculative.decoding.rules import Block, Simulated, select
 from speculative.sampling import Sampling
 
 VOCABULARY = 6

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from speculative.decoding import Decoding, Output, rules
+from speculative.decoding import Decoding, Output, rule
 from speculative.measurement.goodness import g_statistic, g_test
 from speculative.pair import Pair, Result
 from speculative.rows.config import RowConfig
@@ -63,7 +63,7 @@ def residual_from_p(p, q):
 @pytest.mark.usefixtures("recompiled")
 def test_a_wrong_decoder_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Corrections come from p: p-values fall below 1e-50; `test_audit` has more faults."""
-    monkeypatch.setattr(rules, "residual", residual_from_p)
+    monkeypatch.setattr(rule, "residual", residual_from_p)
     found = verify(work(1.0, draft=toy.far_table()), 3, 64, 128, 0.001, NOTHING)
     assert not found.passed
     assert found.verdict().startswith("FAILED")
