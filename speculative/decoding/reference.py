@@ -1,12 +1,13 @@
 """Speculative decoding on one page: Algorithm 1 of Leviathan et al. (arXiv 2211.17192) in NumPy.
 
-Here a model is a function from a text to the logits of its next token, so that nothing hides
-which guesses are accepted and why: there are no caches, batches or compiled programs. The fast loop
-(`loop`) emits the same tokens from the same random numbers, and tests compare the two. Start here
-to try an idea; docs/extending.md leads from a changed line to the fast loop.
+Here a model is a function from a text to the logits of its next token, without caches or batches, so
+that the acceptance of guesses is easy to follow; `next_logits` wraps a real model. The compiled loop
+(speculative/decoding/loop.py) emits the same tokens from the same random numbers, and tests compare
+the two. To try an idea, change this file first; docs/extending.md shows how to carry the change into
+the compiled loop.
 
-All arithmetic is in float64. It shares no code with the rules for the device (`rules`), whose tests
-compare them with it.
+All arithmetic after the models' logits is in float64. This file shares no code with the device's
+verification rules (rule.py, rules.py), so that their tests can use it as an independent check.
 """
 
 from collections.abc import Callable, Collection
@@ -22,8 +23,11 @@ from speculative.types import Inputs, PyTree
 
 Text = list[int]  # The tokens of an output so far.
 NextLogits = Callable[[Text], np.ndarray]  # The logits [V] of the token after a text.
-Random = np.ndarray  # [positions, 3] uniform in [0, 1): to guess, to test a guess, to correct it.
+# Three uniform numbers in [0, 1) per position, [positions, 3]: DRAFT draws the guess, ACCEPT tests it,
+# CORRECT draws its replacement, or the token after the last guess.
+Random = np.ndarray
 DRAFT, ACCEPT, CORRECT = 0, 1, 2
+BRANCHES = 8  # The most guesses of a tree that follow one token.
 
 
 def decode(
@@ -36,10 +40,13 @@ def decode(
     max_length: int,
     eos_ids: Collection[int],
 ) -> list[Text]:
-    """Algorithm 1: the tokens that each target call yields, whose concatenation is the output.
+    """Runs Algorithm 1; returns a list of tokens per target call, concatenated the output.
 
-    The output is distributed like the target's own samples, whatever the draft is. `random` has
-    numbers for at least `max_length + gamma` positions; gamma is at least 1.
+    The output is distributed like the target's own samples, whatever the draft is: token x is
+    emitted by acceptance with probability min(p(x), q(x)), and by correction with the remaining
+    max(p(x) - q(x), 0). `random` covers at least `max_length + gamma` positions, and gamma is at
+    least 1. A discarded guess's numbers are used again, which is sound because no emitted token
+    depends on it.
     """
     text: Text = []
     steps: list[Text] = []
@@ -53,8 +60,9 @@ def decode(
             guesses.append(draw(q[i], at[i, DRAFT]))
         # The target scores all of them, which a Transformer does in one pass.
         p = [standardise(target(text + guesses[:i]), sampling) for i in range(gamma + 1)]
-        # Each guess x is accepted with probability min(1, p(x) / q(x)), until one is rejected. The
-        # next token then comes from what is left of p, and from p if all guesses were accepted.
+        # Each guess x is accepted with probability min(1, p(x) / q(x)), until one is rejected.
+        # After a rejection the next token is drawn from max(p - q, 0), normalised; if all guesses
+        # were accepted, from p.
         numbers = at[:gamma, ACCEPT], at[: gamma + 1, CORRECT]
         accepted, token = verify(guesses, np.stack(p), np.stack(q), *numbers)
         steps.append(cut([*guesses[:accepted], token], max_length - len(text), eos_ids))
@@ -72,15 +80,16 @@ def verify(
 ) -> tuple[int, int]:
     """Lines 3 to 5 of Algorithm 1: how many guesses are accepted, and the token after them.
 
-    p [gamma + 1, V] and q [gamma, V] are standardised. The numbers r [gamma] in [0, 1) test the
-    guesses; that of `correct` [gamma + 1] at the next token's position draws it. With lenience l,
-    l q takes the place of q (A.5).
+    p [gamma + 1, V] and q [gamma, V] are the distributions that are sampled from (`standardise`).
+    r[i] in [0, 1) tests guess i, and the next token, at index n, is drawn with correct[n]. Lenience
+    l < 1 replaces q by l q, which accepts more guesses and is not exact (appendix A.5).
     """
     q = lenience * q
     n = 0
     while n < len(guesses) and r[n] * q[n, guesses[n]] < p[n, guesses[n]]:
         n += 1
     residual = np.maximum(p[n] - q[n], 0.0) if n < len(guesses) else p[n]
+    # If p equals q but for rounding, nothing may be left.
     return n, draw(residual if residual.sum() > 0 else p[n], correct[n])
 
 
@@ -95,12 +104,13 @@ def decode_coupled(
     eos_ids: Collection[int],
     nodes: int = 0,
 ) -> list[Text]:
-    """Coupled verification: noise chooses every token, so that no draft can change the text.
+    """Coupled verification: fixed noise determines each token, so no draft can change the text.
 
-    Target and draft both take the token with the greatest log-probability plus Gumbel noise, which
-    belongs to the position: noise [positions, V] (Daliri et al., arXiv 2408.07978). At temperature
-    0 it is not used. A guess is right if it is the target's token, so guesses may branch: with
-    `nodes` they form a tree of so many guesses and depth gamma, whose longest right path is kept.
+    Target and draft both take the argmax of log-probability plus Gumbel noise, and use the same
+    noise[position], [positions, V] (Daliri et al., arXiv 2408.07978). At temperature 0 no noise is
+    used. A guess is right if it equals the target's token, so several can be tried at a position:
+    with `nodes` > 0 the guesses form a tree of at most `nodes` guesses and depth at most gamma, and
+    its longest right path is kept.
     """
     text: Text = []
     steps: list[Text] = []
@@ -128,10 +138,10 @@ def decode_coupled(
 def grow(
     draft: NextLogits, text: Text, noise: np.ndarray, sampling: Sampling, depth: int, nodes: int
 ) -> set[tuple[int, ...]]:
-    """A tree of guesses, as the set of its paths: always adds the likeliest guess that is left.
+    """Grows a tree of guesses, the set of its paths, by repeatedly adding the likeliest one left.
 
-    The likelihood of a path is the product of the draft's probabilities of its tokens (EAGLE-2, Li
-    et al., arXiv 2406.16858), here after the noise that chooses tokens is known.
+    A path's score is the product of its tokens' draft probabilities (EAGLE-2, Li et al., arXiv
+    2406.16858); they are the softmax of the noisy scores, because the noise is already known.
     """
     tree: set[tuple[int, ...]] = set()
     candidates: list[tuple[float, tuple[int, ...]]] = []
@@ -150,9 +160,6 @@ def grow(
         tree.add(path)
 
 
-BRANCHES = 8  # Guesses that may follow one token.
-
-
 def perturbed(logits: np.ndarray, sampling: Sampling, noise: np.ndarray) -> np.ndarray:
     """Scores whose argmax is the next token: logits, or log p plus noise above temperature 0."""
     if sampling.greedy:
@@ -162,7 +169,7 @@ def perturbed(logits: np.ndarray, sampling: Sampling, noise: np.ndarray) -> np.n
 
 
 def cut(block: Text, room: int, eos_ids: Collection[int]) -> Text:
-    """A step's tokens up to the end of the text."""
+    """A step's tokens, cut after an end token or at the length limit."""
     ends = (i for i, token in enumerate(block, 1) if token in eos_ids)
     return block[: min(room, next(ends, room))]
 
@@ -196,7 +203,7 @@ def standardise(logits: np.ndarray, sampling: Sampling) -> np.ndarray:
 
 
 def draw(weights: np.ndarray, uniform: float) -> int:
-    """The first token whose running sum exceeds `uniform` of the total: [V] -> token."""
+    """The first token whose cumulative weight exceeds `uniform` times the total: [V] -> token."""
     running = np.cumsum(np.asarray(weights, np.float64))
     token = np.searchsorted(running, uniform * running[-1], side="right")
     return int(min(token, np.argmax(running >= running[-1])))
@@ -205,7 +212,7 @@ def draw(weights: np.ndarray, uniform: float) -> int:
 def next_logits(
     model: Model, params: PyTree, inputs: Inputs, vocab_size: int, encoded: jax.Array | None = None
 ) -> NextLogits:
-    """A model as a function, for a source or prompt [1, S]; it reads each text from the beginning.
+    """Wraps a model for one source or prompt [1, S]; each text is computed from scratch, uncached.
 
     `encoded` is the target's encoder output, for a draft that reads it.
     """
@@ -217,7 +224,7 @@ def next_logits(
 
     def logits(text: Text) -> np.ndarray:
         fed = [int(model.first(inputs)[0]), *text]
-        padded = np.zeros((1, power_of_two(len(fed))), np.int32)  # A few programs serve all texts.
+        padded = np.zeros((1, power_of_two(len(fed))), np.int32)  # Limits compilation.
         padded[0, : len(fed)] = fed
         return np.asarray(run(params, jnp.asarray(padded)))[0, len(fed) - 1, :vocab_size]
 
