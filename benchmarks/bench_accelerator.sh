@@ -1,10 +1,11 @@
 #!/bin/sh
-# How fast one accelerator decodes with T5 v1.1 XXL and the paper's small draft, weights being
-# random, in at most eight minutes, the most telling first: passes of 1 to 64 positions beside the
-# memory's bandwidth, v and c; rows of Table 2 with the paper's acceptance simulated, of which one has
-# a tree of guesses, one a target in int8 and one verification by coupled noise; transformers on the
-# same shapes; SmolLM2-135M, which no memory bounds, beside transformers; on a GPU, command buffers. Needs no checkpoint and no data. What the time does not allow is left out, and said to
-# be; what is done is on disk.
+# Measures one accelerator with T5 v1.1 XXL and the paper's small draft, with random weights, within
+# eight minutes, the most telling first: passes of 1 to 64 positions compared with the memory's
+# bandwidth, v and c; rows of Table 2 with the paper's acceptance simulated, one of them with a target
+# in int8, one with a tree of guesses and one with coupled verification; transformers on the same
+# shapes (needs torch and transformers; not on a TPU); SmolLM2-135M, a model too small to wait for
+# memory; on a GPU, command buffers. Needs no checkpoint and no data. Parts for which no time is left
+# are named; finished parts are on disk.
 #
 #   sh benchmarks/bench_accelerator.sh                    # writes results/<device>/
 #
@@ -48,7 +49,7 @@ bench() { # a name, target, draft, widths
     --source_length=128 --max_length=256 --output_dir="$out/$name" --widths "$@"
 }
 transformers() { # a name, target, draft
-  measure "$1" benchmarks.time_transformers --target="$2" --draft="$3" --dtype="$dtype" \
+  [ "$platform" = tpu ] || measure "$1" benchmarks.time_transformers --target="$2" --draft="$3" --dtype="$dtype" \
     --output="$out/$1.json"
 }
 row() { # a name, a row of Table 2, options

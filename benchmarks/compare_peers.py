@@ -98,7 +98,7 @@ class Comparison:
 
     def to_json(self) -> dict[str, Any]:
         """All measurements, with every round."""
-        names = ("target", "draft", "gamma", "max_length")
+        names = ("target", "draft", "gamma", "max_length", "random")
         differences = self.differences
         return {name: getattr(self.setting, name) for name in names} | {
             "sources": self.sources,

@@ -14,5 +14,7 @@ def filled(page: str, tables: Mapping[str, Callable[[], str]]) -> str:
 
 def fill(page: pathlib.Path, tables: Mapping[str, Callable[[], str]]) -> None:
     """Makes the tables of a page anew and says so."""
-    page.write_text(filled(page.read_text(encoding="utf-8"), tables), encoding="utf-8")
+    text = page.read_text(encoding="utf-8")
+    assert {name for _, name, _ in SHOWN.findall(text)} == tables.keys(), page
+    page.write_text(filled(text, tables), encoding="utf-8")
     print(f"Written: {page}.")

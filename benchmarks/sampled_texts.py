@@ -114,8 +114,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
             (output / "sampled.json").write_text(json.dumps(contents, indent=1) + "\n")
     show(rows, Console())
     print(f"Written: {output / 'sampled.json'}.")
-    if not all(row["audit"]["passed"] for row in rows):
-        raise SystemExit(1)
 
 
 def show(rows: Sequence[dict[str, Any]], console: Console) -> None:

@@ -1,7 +1,7 @@
 """Times Hugging Face transformers with random weights, as `speculative bench` times ours.
 
-    python -m benchmarks.time_transformers --target=t5_1_1_xxl --draft=t5_1_1_small
-    python -m benchmarks.time_transformers --target=smollm2_135m --draft=none
+    python -m benchmarks.time_transformers --target=t5_1_1_xxl --draft=t5_1_1_small --output=a.json
+    python -m benchmarks.time_transformers --target=smollm2_135m --draft=none --output=b.json
 
 Random models never agree: an assisted step accepts no guess, and costs as much as any other.
 """
@@ -38,9 +38,9 @@ def made(size: str) -> Any:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     add = parser.add_argument
-    sizes = {"choices": [*SIZES, "none"], "metavar": "SIZE", "help": "(%(default)s)"}
-    add("--target", default="t5_1_1_base", **sizes)
-    add("--draft", default="t5_1_1_small", **sizes)
+    shown: dict[str, Any] = {"metavar": "SIZE", "help": "(%(default)s)"}
+    add("--target", default="t5_1_1_base", choices=list(SIZES), **shown)
+    add("--draft", default="t5_1_1_small", choices=[*SIZES, "none"], **shown)
     add("--dtype", default="bfloat16", help="(%(default)s)")
     add("--gamma", type=int, default=7, help="guesses per step (%(default)s)")
     add("--source_length", type=int, default=128, help="(%(default)s)")

@@ -35,24 +35,19 @@ def trace() -> None:
     pair, text = speculative.load(), load_prompts("debian_ende", 1)[0].source
     (request,) = pair.requests([text], speculative.Settings(gamma=GAMMA))
     found = traces.trace(pair, text, request)
-    tokens = found.result.tokens
-    pieces = [pair.vocabulary.pieces[token].replace("▁", " ") for token in tokens]
+    pieces = found.pieces
     one_by_one = Text("")
     for number, piece in enumerate([pieces[0].strip(), *pieces[1:]]):
         one_by_one.append(piece, "bold blue" if number % 2 else "bold cyan")
     steps = traces.render(found.lines, GAMMA, True)
-    legend = Text.assemble(
-        ("accepted guess", "green"), "  ", ("rejected guess", "red strike"), "  ",
-        ("the target's own token", "bold blue"),
-    )  # fmt: skip
     width = 104
     console = Console(record=True, width=width, file=io.StringIO(), force_terminal=True)
     console.print(Text(text, "dim"))
-    console.print(legend)
+    console.print(traces.legend(True))
     halves = [
-        Panel(steps, title=f"speculative: {len(tokens)} tokens in {len(found.lines)} target calls",
+        Panel(steps, title=f"speculative: {len(pieces)} tokens in {len(found.lines)} target calls",
               width=width * 6 // 10),
-        Panel(one_by_one, title=f"autoregressive: {len(tokens)} target calls",
+        Panel(one_by_one, title=f"autoregressive: {len(pieces)} target calls",
               width=width * 4 // 10 - 1),
     ]  # fmt: skip
     console.print(Columns(halves))
@@ -170,9 +165,12 @@ def house() -> None:
     }
     drawn = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {step * len(rows)}">',
              '<rect width="100%" height="100%" fill="white"/>', f'<g stroke="{GREY}">']  # fmt: skip
+    reached: dict[str, set[str]] = {}
+    for name in sorted(uses, key=height.__getitem__):
+        reached[name] = uses[name].union(*(reached[one] for one in uses[name]))
     for name, below in uses.items():
         # Imports that a longer path implies would hide the others.
-        for one in sorted(x for x in below if not any(x in uses[other] for other in below)):
+        for one in sorted(x for x in below if not any(x in reached[other] for other in below)):
             (x, y), (to_x, to_y) = places[name], places[one]
             drawn.append(f'<path d="M{x:.0f} {y:.0f}L{to_x:.0f} {to_y:.0f}"/>')
     drawn.append(f'</g><g fill="white" stroke="{BLUE}">')

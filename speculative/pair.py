@@ -188,7 +188,7 @@ class Pair:
 
     @by_name
     def check(self, text: str, settings: Settings) -> Trace:
-        """Checks a new draft: decodes with the reference loop, which tests every proposal.
+        """Checks a new draft: decodes with the traced loop, which tests every proposal.
 
         Raises:
             ValueError: a proposal breaks the draft's contract (the message names the step), or the
@@ -202,7 +202,7 @@ class Pair:
             pairs = itertools.zip_longest(fast, trace.tokens)
             number = next(i for i, (a, b) in enumerate(pairs, 1) if a != b)
             raise ValueError(
-                f"Token {number} of the fast path is not that of the reference loop: the draft "
+                f"Token {number} of the fast path is not that of the traced loop: the draft "
                 "proposes other tokens when compiled into the loop, or rounding decided a tie."
             )
         return trace

@@ -59,7 +59,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 def test_every_draft_of_both_kinds_is_exact(
     folder: pathlib.Path, kind: str, draft: str, temperature: float
 ) -> None:
-    """By the reference loop, which checks every proposal and compares with the fast path.
+    """By the traced loop, which checks every proposal and compares with the fast path.
 
     Each draft meets both kinds of models and both temperatures, not each with each.
     """

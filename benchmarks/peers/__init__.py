@@ -1,1 +1,1 @@
-"""Other programs that decode T5; `benchmarks.compare_peers` runs those that are installed."""
+"""Programs that decode the same models; `benchmarks.compare_peers` runs the installed ones."""

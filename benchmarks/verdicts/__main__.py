@@ -264,6 +264,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.output.is_file():
         kept = [json.loads(line) for line in options.output.read_text().splitlines()]
     if options.table:
+        if not kept:
+            parser.error(f"--output: there are no verdicts in {options.output}.")
         pages.fill(ROOT / "docs" / "verdicts.md", {
             "verdicts": lambda: table(kept), "power": lambda: power_table(kept),
         })  # fmt: skip

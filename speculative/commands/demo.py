@@ -96,7 +96,7 @@ def show(measured: Sequence[Record], traced: Sequence[PromptTrace], console: Con
     console.print()
     tables.show_records(measured, console)
     console.print(
-        "The reference loop (Algorithm 1 on the host, float64) and the fast path emit the same "
+        "The traced loop (step by step on the host, float64) and the fast path emit the same "
         f"tokens for the first prompt of {sum(trace.same_tokens for trace in traced)} of "
         f"{len(traced)} rows."
     )

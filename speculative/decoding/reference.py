@@ -1,10 +1,10 @@
 """Speculative decoding on one page: Algorithm 1 of Leviathan et al. (arXiv 2211.17192) in NumPy.
 
-Here a model is a function from a text to the logits of its next token, without caches or batches, so
-that the acceptance of guesses is easy to follow; `next_logits` wraps a real model. The compiled loop
-(speculative/decoding/loop.py) emits the same tokens from the same random numbers, and tests compare
-the two. To try an idea, change this file first; docs/extending.md shows how to carry the change into
-the compiled loop.
+Here a model is a function from a text to the logits of its next token, without caches or batches,
+so that the acceptance of guesses is easy to follow; `next_logits` wraps a real model. The compiled
+loop (speculative/decoding/loop.py) emits the same tokens from the same random numbers, and tests
+compare the two. To try an idea, change this file first; docs/extending.md shows how to carry the
+change into the compiled loop.
 
 All arithmetic after the models' logits is in float64. This file shares no code with the device's
 verification rules (rule.py, rules.py), so that their tests can use it as an independent check.
@@ -19,15 +19,15 @@ import numpy as np
 from speculative.models.interface import Chunk, Model
 from speculative.ragged import power_of_two
 from speculative.sampling import Sampling
+from speculative.tree import Growth
 from speculative.types import Inputs, PyTree
 
 Text = list[int]  # The tokens of an output so far.
 NextLogits = Callable[[Text], np.ndarray]  # The logits [V] of the token after a text.
-# Three uniform numbers in [0, 1) per position, [positions, 3]: DRAFT draws the guess, ACCEPT tests it,
-# CORRECT draws its replacement, or the token after the last guess.
+# Three uniform numbers in [0, 1) per position, [positions, 3]: DRAFT draws the guess, ACCEPT tests
+# it, CORRECT draws its replacement, or the token after the last guess.
 Random = np.ndarray
 DRAFT, ACCEPT, CORRECT = 0, 1, 2
-BRANCHES = 8  # The most guesses of a tree that follow one token.
 
 
 def decode(
@@ -141,7 +141,9 @@ def grow(
     """Grows a tree of guesses, the set of its paths, by repeatedly adding the likeliest one left.
 
     A path's score is the product of its tokens' draft probabilities (EAGLE-2, Li et al., arXiv
-    2406.16858); they are the softmax of the noisy scores, because the noise is already known.
+    2406.16858); they are the softmax of the noisy scores, because the noise is already known. The
+    compiled loop reads whole levels of the tree at once and weighs paths somewhat differently
+    (`tree.Growth`, `drafts.growing`).
     """
     tree: set[tuple[int, ...]] = set()
     candidates: list[tuple[float, tuple[int, ...]]] = []
@@ -151,7 +153,7 @@ def grow(
         if len(path) < depth:
             scores = perturbed(draft([*text, *path]), sampling, noise[len(text) + len(path)])
             scores = scores - np.logaddexp.reduce(scores)
-            best = np.argsort(-scores)[:BRANCHES].tolist()
+            best = np.argsort(-scores)[: Growth.BRANCHES].tolist()
             candidates += [(likely + scores[token], (*path, token)) for token in best]
         if len(tree) == nodes or not candidates:
             return tree

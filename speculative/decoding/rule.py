@@ -19,11 +19,9 @@ from jax import Array
 
 from speculative import checks
 from speculative.decoding import reference
+from speculative.decoding.reference import ACCEPT, CORRECT, DRAFT
 from speculative.sampling import Sampling, argmax, categorical, first, of_rows, standardise
 from speculative.tree import Tree
-
-# The uses of a position's three random numbers: to guess, to test the guess, to correct it.
-DRAFT, ACCEPT, CORRECT = 0, 1, 2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,7 +29,7 @@ class Rule(abc.ABC):
     """How guesses are verified; a pytree, whose fields shape programs unless they are `data`.
 
     `verify` handles a batch on the device, in float32; a rule may have a counterpart for one row on
-    the host, in float64, which the reference loop then compares with it. `docs/extending.md` adds a
+    the host, in float64, which the traced loop then compares with it. `docs/extending.md` adds a
     rule. A rule that chooses the target's tokens before it looks at guesses (`choices`, as all do
     at temperature 0) verifies trees.
 
@@ -139,7 +137,7 @@ class Rule(abc.ABC):
     ) -> tuple[int, int]:
         """See `verify`; for one row: [G], [G + 1, V], [G, V] or None, [G + 1, numbers].
 
-        A rule without a float64 counterpart runs `verify` instead: the reference loop then does not
+        A rule without a float64 counterpart runs `verify` instead: the traced loop then does not
         test the rule's own arithmetic.
         """
         arguments = guesses, logits, q, sampling, uniforms

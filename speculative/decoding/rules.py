@@ -10,9 +10,8 @@ from jax import Array, lax
 
 from speculative import checks, noise, theory
 from speculative.decoding import block, reference
+from speculative.decoding.reference import ACCEPT, CORRECT
 from speculative.decoding.rule import (
-    ACCEPT,
-    CORRECT,
     EXACT,
     Rule,
     Token,
@@ -112,9 +111,7 @@ class Coupled(Rule):
 
     def choices_reference(self, logits, sampling, numbers) -> np.ndarray:
         """See `Rule.choices_reference`."""
-        p = reference.standardise(logits, sampling)
-        with np.errstate(divide="ignore"):
-            return (np.log(p) + (0 if sampling.greedy else numbers)).argmax(axis=-1)
+        return reference.perturbed(logits, sampling, numbers).argmax(axis=-1)
 
     def verify(self, guesses, logits, q, sampling, uniforms) -> tuple[Array, Array]:
         """See `Rule.verify`; numbers are noise [B, G + 1, V]."""

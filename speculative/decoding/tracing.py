@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from speculative.decoding.loop import Params, propose
-from speculative.decoding.reference import one_hot, standardise
+from speculative.decoding.reference import cut, one_hot, standardise
 from speculative.decoding.settings import Decoding
 from speculative.drafts.base import DRAWN_TOLERANCE, TOLERANCE, Draft, Proposal, require_shapes
 from speculative.models.interface import Model
@@ -124,7 +124,7 @@ def generate(
             that is not the distribution of its guesses; the message names the step.
     """
     if config.gamma < 1:
-        raise ValueError(f"The reference loop needs gamma of at least 1, not {config.gamma}.")
+        raise ValueError(f"The traced loop needs gamma of at least 1, not {config.gamma}.")
     gamma, vocab_size = config.gamma, config.vocab_size
     draws, source = np.asarray(draws)[None], np.asarray(inputs)[None]
     size, layers = config.cache_lengths()[-1], draft.layers
@@ -159,9 +159,7 @@ def generate(
             rows, path = rows[places], np.array([places + [0] * (gamma + 1 - len(places))])
             proposal = proposal.along(path)
             hidden = {name: x[:, path[0]] for name, x in hidden.items()}
-        block = [*guesses[:n], next_token][: config.max_length - at]
-        end = next((i for i, token in enumerate(block, 1) if token in config.eos_ids), None)
-        block = block[:end]
+        block = cut([*guesses[:n], next_token], config.max_length - at, config.eos_ids)
         output, last = output + block, next_token
         kept, accepted = np.array([[len(block)], [n]], np.int32)
         target_state = _keep(target, target_state, config.guesses + 1, path, kept)

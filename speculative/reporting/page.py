@@ -147,33 +147,33 @@ def _tables(rows: Sequence[_Row]) -> dict[str, list[str]]:
 
 
 def _races(folder: pathlib.Path) -> list[str]:
-    """The first texts of `traces.jsonl`, replayed in both ways of decoding, at their own speeds."""
+    """The first texts of `traces.jsonl`, replayed in both ways at the row's costs per call."""
     by_name, parts = {record.experiment: record for record in _records(folder)}, []
     for experiment, trace in traces.read(folder)[:RACES]:
         if (record := by_name.get(experiment)) is None:
             continue
         pieces, steps = trace.pieces, trace.steps
-        per_step = record.ms_per_token_speculative * len(pieces) / len(steps)
-        slower = 1e3 * RACE_SECONDS / (record.ms_per_token_autoregressive * len(pieces))
+        ms_step = record.ms_verify + record.gamma * record.ms_draft_step
+        slower = 1e3 * RACE_SECONDS / (record.ms_target_step * len(pieces))
         lanes = {
             f"autoregressive: {len(pieces)} target calls": [
-                _shown_at(slower * record.ms_per_token_autoregressive * i, "", piece)
+                _shown_at(slower * record.ms_target_step * i, "", piece)
                 for i, piece in enumerate(pieces, 1)
             ],
             f"speculative: {len(steps)} target calls": [
-                _shown_at(slower * per_step * i, accepted, corrected)
+                _shown_at(slower * ms_step * i, accepted, corrected)
                 for i, (accepted, corrected) in enumerate(steps, 1)
             ],
         }
         halves = "".join(
             f"<div><h4>{head}</h4><p>{''.join(spans)}</p></div>" for head, spans in lanes.items()
         )
-        parts.append(
-            f"<h3>{_text(experiment)}</h3><p>{_text(trace.source)}</p>"
-            f'<div class="race"><label><input type="checkbox"/> replay, {slower:.0f} times slower '
-            f'than measured (uncheck and check to start again)</label><div class="lanes">{halves}'
-            "</div></div>"
-        )
+        speed = f"replay at {1 / slower:.2g} times the measured speed, prefill excluded"
+        label = f'<input type="checkbox"/> {speed} (uncheck and check to start again)'
+        parts += [
+            f"<h3>{_text(experiment)}</h3><p>{_text(trace.source)}</p>",
+            f'<div class="race"><label>{label}</label><div class="lanes">{halves}</div></div>',
+        ]
     if parts:
         note = (
             "Each target call adds its tokens at once: accepted guesses, then the target's own "

@@ -26,7 +26,7 @@ class Line(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class PromptTrace:
-    """A prompt decoded by the reference loop, whose steps are `lines`, and by the fast path."""
+    """A prompt decoded by the traced loop, whose steps are `lines`, and by the fast path."""
 
     source: str
     lines: list[Line]
@@ -102,11 +102,16 @@ def _shown(line: Line, coloured: bool) -> list[Text]:
     ]
 
 
+def legend(coloured: bool) -> Text:
+    """The meanings of the styles, or of the marks where there is no colour."""
+    return Text(", ").join(_shown(LEGEND, coloured))
+
+
 def show(trace: PromptTrace, gamma: int, console: Console) -> None:
     """Prints the prompt, the legend and a line per step."""
     coloured = console.color_system is not None and not console.no_color
     console.print(trace.source, style="dim", highlight=False, markup=False)
-    console.print(Text(", ").join(_shown(LEGEND, coloured)))
+    console.print(legend(coloured))
     console.print(render(trace.lines, gamma, coloured))
 
 

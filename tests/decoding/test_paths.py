@@ -135,7 +135,7 @@ IDS = ["T5", "GPT", "T5, processors", "GPT, processors"]
 
 @pytest.mark.parametrize(("name", "processors"), EACH, ids=IDS)
 def test_outputs_are_the_targets_own(name: str, processors: tuple[Processor, ...]) -> None:
-    """In batches of one and of three, and by the reference loop, along either branch."""
+    """In batches of one and of three, and by the traced loop, along either branch."""
     expected, of_draft = known(name, processors)
     config = settings(processors, EXACT)
     for rows in (1, 3):

@@ -1,4 +1,4 @@
-"""Logits processors and stop strings, on enumerable models and against the reference loop.
+"""Logits processors and stop strings, on enumerable models and against the traced loop.
 
 P-values are of chi-square tests against an enumeration in float64 that shares no code with the
 package. Seeds are fixed; a correct program would fail any check here with probability 1e-4 at most

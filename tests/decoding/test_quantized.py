@@ -1,4 +1,4 @@
-"""Targets in int8: outputs are their own, whatever guesses, and the reference loop's."""
+"""Targets in int8: outputs are their own, whatever guesses, and the traced loop's."""
 
 import pathlib
 

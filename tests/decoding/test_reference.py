@@ -10,7 +10,7 @@ from scipy import stats
 
 import speculative
 from speculative.decoding import reference
-from speculative.decoding.reference import decode, decode_coupled, next_logits
+from speculative.decoding.reference import decode, decode_coupled, grow, next_logits
 from speculative.drafts.transformer import TransformerDraft
 from speculative.sampling import Sampling
 
@@ -61,17 +61,45 @@ def samples(way: str, sampling: Sampling) -> list[tuple[int, ...]]:
             steps = decode(target, draft, rng.random((LENGTH + 2, 3)), **how)
         else:
             noise = rng.gumbel(size=(LENGTH + 3, VOCABULARY))
-            nodes = 6 if way == "tree" else 0
-            steps = decode_coupled(target, draft, noise, nodes=nodes, **how)
+            steps = decode_coupled(target, draft, noise, **how)
         texts.append(tuple(token for step in steps for token in step))
     return texts
 
 
 @pytest.mark.parametrize("sampling", [Sampling(1.0), Sampling(0.7, top_k=3)], ids=str)
-@pytest.mark.parametrize("way", ["token", "coupled", "tree"])
+@pytest.mark.parametrize("way", ["token", "coupled"])
 def test_outputs_are_distributed_as_the_targets(way: str, sampling: Sampling) -> None:
-    """A right decoder fails with probability 0.001 at each of the six seeds that are fixed here."""
+    """A right decoder fails with probability 0.001 in each of the four cases."""
     assert p_value(samples(way, sampling), sampling) > 1e-3
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_no_draft_and_no_tree_changes_a_coupled_text(temperature: float) -> None:
+    noise = np.random.default_rng(2).gumbel(size=(40, VOCABULARY))
+    how: dict[str, Any] = {"sampling": Sampling(temperature), "max_length": 30, "eos_ids": ()}
+    alone: list[int] = []
+    for position in range(30):
+        scores = reference.perturbed(target(alone), how["sampling"], noise[position])
+        alone.append(int(scores.argmax()))
+    for guesser, nodes in ((draft, 0), (draft, 6), (target, 0), (target, 5)):
+        steps = decode_coupled(target, guesser, noise, gamma=4, nodes=nodes, **how)
+        assert [token for step in steps for token in step] == alone
+        if guesser is target:  # Every guess is right: five tokens per call.
+            assert [len(step) for step in steps] == [5] * 6
+
+
+@pytest.mark.parametrize("nodes", [1, 4, 9])
+def test_a_tree_has_the_likeliest_paths(nodes: int) -> None:
+    noise = np.zeros((8, VOCABULARY))
+    found = grow(draft, [1], noise, Sampling(1.0), 3, nodes)
+    chances = {}
+    for length in (1, 2, 3):
+        for path in itertools.product(range(VOCABULARY), repeat=length):
+            parts = [draft([1, *path[:i]]) for i in range(length)]
+            p = [reference.standardise(logits, Sampling(1.0)) for logits in parts]
+            chances[path] = np.prod([row[token] for row, token in zip(p, path, strict=True)])
+    assert found == set(sorted(chances, key=chances.__getitem__)[-nodes:])
+    assert all(path[:-1] in found for path in found if len(path) > 1)
 
 
 def test_the_test_finds_a_correction_from_the_whole_target(
@@ -120,5 +148,6 @@ def test_it_equals_the_fast_loop_on_the_bundled_pair(
         noise = [config.step_draws(draws, jnp.array([at]))[0, 0] for at in range(32)]
         steps = decode_coupled(of_target, of_draft, np.array(noise, float), nodes=tree, **how)
         assert tree or len(steps) == fast.target_calls
-        assert not tree or len(steps) <= fast.target_calls + 1
+        # The compiled loop weighs the paths of a tree somewhat differently.
+        assert not tree or abs(len(steps) - fast.target_calls) <= 1
     assert [token for step in steps for token in step] == fast.tokens

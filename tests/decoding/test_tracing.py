@@ -1,4 +1,4 @@
-"""The reference loop in float64 and the device loop in float32 emit the same tokens."""
+"""The traced loop in float64 and the device loop in float32 emit the same tokens."""
 
 from collections.abc import Callable
 

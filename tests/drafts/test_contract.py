@@ -74,7 +74,7 @@ SHAPES: dict[str, Callable[[int], Made]] = {
     "type float32": lambda batch: (proposed(2)(batch)[0].astype(jnp.float32), None),
     "a q of shape (1, 3, 3)": proposed(2, [0.2, 0.4, 0.4]),
 }
-# What the reference loop says, and the number of the fault that the fast loop finds.
+# What the traced loop says, and the number of the fault that the fast loop finds.
 VALUES: dict[str, tuple[int, Callable[[int], Made]]] = {
     "guessed [4, 4, 4]; tokens are 0 to 3": (UNLIKELY, proposed(4)),
     "guessed [-1, -1, -1]": (UNLIKELY, proposed(-1)),
@@ -115,7 +115,7 @@ def test_wrong_shapes_end_either_loop(said: str) -> None:
 
 @pytest.mark.parametrize("said", VALUES)
 def test_wrong_values_end_either_loop(said: str) -> None:
-    """The reference loop names the step."""
+    """The traced loop names the step."""
     fault, make = VALUES[said]
     found = reference_says(Strange(make), (), settings())
     assert found.startswith("In step 2 the draft") and said in found

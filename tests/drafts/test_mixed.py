@@ -82,7 +82,7 @@ def test_exact(rule: rules.Rule) -> None:
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_batch_decodes_as_each_row_would_alone(temperature: float) -> None:
-    """The reference loop has one row, where nothing is guessed that is not used."""
+    """The traced loop has one row, where nothing is guessed that is not used."""
     config = Decoding(toy.VOCABULARY, Sampling(temperature), GAMMA, max_length=20, eos_ids=toy.ENDS)
     texts = np.random.default_rng(7).integers(2, toy.VOCABULARY, (20, 8))
     past_outputs = suffix.automaton(list(texts), toy.VOCABULARY)

@@ -1,4 +1,4 @@
-"""beta at every token against the float64 reference loop and against tables."""
+"""beta at every token against the float64 traced loop and against tables."""
 
 import dataclasses
 import itertools
