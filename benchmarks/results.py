@@ -12,6 +12,7 @@ import argparse
 import json
 import pathlib
 import shutil
+import statistics
 import subprocess
 import sys
 import time
@@ -264,6 +265,24 @@ def peers() -> str:
     return measured_on(*found) + f"{note}{', '.join(same)}.\n\n" + markdown(heads, rows)
 
 
+def prefill() -> str:
+    """Milliseconds of a prefill by program, model and tokens of the source or prompt."""
+    found = [json.loads(file.read_text()) for file in sorted((RECORDS / "peers").glob("*.json"))]
+    columns = [
+        (model["target"], tokens)
+        for model in found
+        for tokens in dict.fromkeys(one["source_tokens"] for one in model["prefill"])
+    ]
+    cells: dict[str, dict[tuple[str, int], str]] = {}
+    for model in found:
+        for one in model["prefill"]:
+            ms = f"{1e3 * statistics.median(one['seconds']):.0f}"
+            cells.setdefault(one["program"], {})[model["target"], one["source_tokens"]] = ms
+    heads = ["program", *(f"`{pathlib.Path(name).name}` {tokens:,}" for name, tokens in columns)]
+    rows = [[name, *(row.get(column, "") for column in columns)] for name, row in cells.items()]
+    return measured_on(*found) + markdown(heads, rows)
+
+
 def _near_tie(difference: Record) -> bool:
     return difference["margin"] is not None and difference["margin"] < TIE
 
@@ -271,6 +290,7 @@ def _near_tie(difference: Record) -> bool:
 TABLES: dict[str, Callable[[], str]] = {
     "shipped_pair": shipped_pair, "sampled": sampled, "drafts": drafts, "weights": weights,
     "positions": positions, "rules": rules, "trees": trees, "lenience": lenience, "peers": peers,
+    "prefill": prefill,
 }  # fmt: skip
 
 
