@@ -97,7 +97,7 @@ def shipped_pair() -> str:
             f"{one['alpha']:.2f}", f"{one['c']:.2f}", f"{one['verify_cost']:.2f}",
             f"{one['tokens_per_call']:.2f}", f"{one['speedup_expected']:.2f}",
             f"{one['speedup_predicted']:.2f}", interval(one, "speedup"),
-            "–" if one["outputs_identical"] is None
+            "–" if "outputs_identical" not in one
             else f"{one['outputs_identical']} of {one['num_examples']}",
         ]
         for one in found
@@ -294,6 +294,20 @@ TABLES: dict[str, Callable[[], str]] = {
 }  # fmt: skip
 
 
+def short(record: Record) -> str:
+    """A record as a line for the repository: five digits, no empty fields, no gin file."""
+
+    def rounded(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {name: rounded(x) for name, x in value.items()}
+        if isinstance(value, list):
+            return [rounded(x) for x in value]
+        return float(f"{value:.5g}") if isinstance(value, float) else value
+
+    kept = {name: x for name, x in record.items() if x not in (None, "", [], {}) and name != "gin"}
+    return json.dumps(rounded(kept), ensure_ascii=False, separators=(",", ":")) + "\n"
+
+
 def measure(parts: Sequence[str], folder: pathlib.Path, chat: Sequence[str]) -> None:
     """Runs the commands of parts that are not done, and copies their records."""
     for name in parts:
@@ -318,11 +332,12 @@ def measure(parts: Sequence[str], folder: pathlib.Path, chat: Sequence[str]) -> 
         for file in files:
             to = RECORDS / part.folder / file
             to.parent.mkdir(parents=True, exist_ok=True)
-            if file.endswith(".json"):  # Records are read by programs, and there are many.
-                found = json.loads((folder / name / file).read_text())
-                to.write_text(json.dumps(found, separators=(",", ":")) + "\n")
-            else:
-                shutil.copy(folder / name / file, to)
+            text = (folder / name / file).read_text()
+            if file.endswith(".json"):
+                text = short(json.loads(text))
+            elif file.endswith(".jsonl"):
+                text = "".join(short(json.loads(line)) for line in text.splitlines())
+            to.write_text(text)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
