@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from benchmarks import pages
-from benchmarks.compare_peers import MEASURE, OURS, TIE
+from benchmarks.compare_peers import MEASURE, OURS, PROGRAMS, TIE
 from benchmarks.sampled_texts import ALONE
 from scripts import pictures
 from speculative.rows import environment
@@ -252,7 +252,8 @@ def peers() -> str:
             cells.setdefault(name, {})[model["target"]] = f"{one['ms_per_token']:.2f}{over}"
     names = [model["target"] for model in found]
     heads = ["program, way", *(f"`{pathlib.Path(name).name}`" for name in names)]
-    rows = [[name, *(row.get(model, "") for model in names)] for name, row in cells.items()]
+    order = sorted(cells, key=lambda name: list(PROGRAMS).index(name.partition(",")[0]))
+    rows = [[name, *(cells[name].get(model, "") for model in names)] for name in order]
     same = []
     for model in found:
         ways = [x for x in model["ways"] if not any(word in x["way"] for word in INT8)]
