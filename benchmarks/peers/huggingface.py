@@ -62,6 +62,7 @@ class HuggingFace:
         extra, threads = self._ways[way]
         torch.set_num_threads(threads)
         options, fed = self._given | extra | settings, torch.tensor(sources)
+        options["attention_mask"] = torch.ones_like(fed)  # A prompt may begin with token 0.
         if not self._decoder_only:
             # By default `generate` makes a cache with as many layers as the encoder.
             options["past_key_values"] = EncoderDecoderCache(DynamicCache(), DynamicCache())
