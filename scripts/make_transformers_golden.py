@@ -50,7 +50,7 @@ SIZES = {
 }
 TEXT = "Ein naïver Wunsch: €5 🙂"  # A text for ByT5.
 GPT2 = "transformers_gpt2"
-GPT2_SIZES = {"vocab_size": 96, "n_embd": 12, "n_head": 2, "n_layer": 2, "n_positions": 64}
+GPT2_SIZES = {"vocab_size": 96, "n_embd": 24, "n_head": 3, "n_layer": 2, "n_positions": 64}
 GREEDY = 24
 
 SHAPES = "transformers_t5_shapes.json.gz"

@@ -143,7 +143,7 @@ def of_choices() -> Iterator[Case]:
     says = ["'v9'", "v4-8, v5e-1, v5p-8, v6e-1, present"]
     yield command("compile", "--topology", "v9"), says
     there = [*COMMANDS["compile"], "--topology"]
-    yield [*there, "present"], ["no TPU that this program knows", "cpu", "TPU v4 (v4-8)"]
+    yield [*there, "present"], ["no TPU here", "cpu", "TPU v4 (v4-8)"]
     yield [*there, "v5e-1"], ["The TPU's compiler is not installed", "pip install libtpu"]
     yield ["table", "2", "--family=v9"], ["no family 'v9' of table 2", "v1_0", "v1_0_3b"]
     yield ["table", "3", "--family=v1_0"], ["no family 'v1_0' of table 3", "it has none"]
