@@ -232,9 +232,14 @@ def trees() -> str:
 INT8 = "int8", "Q8_0", "Q4_0"  # Words of ways that hold the target in integers.
 
 
+def compared_models() -> list[Record]:
+    """The records of other programs, one per model."""
+    return [json.loads(file.read_text()) for file in sorted((RECORDS / "peers").glob("*.json"))]
+
+
 def peers() -> str:
     """Milliseconds a token of each program and, in brackets, over ours of the same kind."""
-    found = [json.loads(file.read_text()) for file in sorted((RECORDS / "peers").glob("*.json"))]
+    found = compared_models()
     cells: dict[str, dict[str, str]] = {}
     for model in found:
         best: dict[str, Record] = {}  # With the better number of threads.
@@ -267,7 +272,7 @@ def peers() -> str:
 
 def prefill() -> str:
     """Milliseconds of a prefill by program, model and tokens of the source or prompt."""
-    found = [json.loads(file.read_text()) for file in sorted((RECORDS / "peers").glob("*.json"))]
+    found = compared_models()
     columns = [
         (model["target"], tokens)
         for model in found

@@ -17,7 +17,8 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, T5ForConditionalGeneration
 
-from benchmarks.peers.huggingface import fix_guesses, quieten
+from benchmarks.peers.huggingface import quieten
+from benchmarks.verdicts.transformers_ import fix_guesses
 from speculative.models import SIZES, named, names_of
 
 

@@ -116,7 +116,7 @@ def imports() -> dict[str, set[str]]:
         return path.relative_to(package).parts[0].removesuffix(".py")
 
     names = {part(path) for path in package.rglob("*.py")} - {"__init__", "__main__"}
-    found: dict[str, set[str]] = {name: set() for name in names}
+    found: dict[str, set[str]] = {name: set() for name in sorted(names)}
     for path in package.rglob("*.py"):
         if part(path) not in names:
             continue

@@ -16,6 +16,7 @@ from transformers.modeling_outputs import BaseModelOutput
 from transformers.utils import logging
 
 from benchmarks.peers.system import Setting, thread_counts
+from benchmarks.verdicts.transformers_ import fix_guesses
 from speculative import checkpoints
 from speculative.models import names_of
 from speculative.models.reads import Reads
@@ -95,13 +96,6 @@ def quieten() -> None:
     """Turns off progress bars and warnings, which would appear among the results."""
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-
-
-def fix_guesses(assistant: Any, gamma: int) -> None:
-    """Makes an assistant guess `gamma` tokens in every step."""
-    config = assistant.generation_config
-    config.num_assistant_tokens, config.assistant_confidence_threshold = gamma, 0.0
-    config.num_assistant_tokens_schedule = "constant"
 
 
 class _Shared(torch.nn.Module):

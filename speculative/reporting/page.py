@@ -68,9 +68,10 @@ def write(folders: Sequence[pathlib.Path], output: pathlib.Path) -> None:
     Raises:
         ValueError: there is no such folder, it has no records, or a file in it is damaged.
     """
-    rows = [row for folder in folders for row in _rows(folder, len(folders) > 1)]
+    of_folders = [(folder, _rows(folder, len(folders) > 1)) for folder in folders]
+    rows = [row for _, of_folder in of_folders for row in of_folder]
     sections = {
-        "Race": [part for folder in folders for part in _races(folder)],
+        "Race": [part for folder, found in of_folders for part in _races(folder, found)],
         **_tables(rows),
         "Figures": _figures(rows),
         "Samples": _samples(rows),
@@ -146,9 +147,9 @@ def _tables(rows: Sequence[_Row]) -> dict[str, list[str]]:
     return {"Speed": [*speed, *drawn.values()], "Categories": by_category, "Outputs": outputs}
 
 
-def _races(folder: pathlib.Path) -> list[str]:
+def _races(folder: pathlib.Path, rows: Sequence[_Row]) -> list[str]:
     """The first texts of `traces.jsonl`, replayed in both ways at the row's costs per call."""
-    by_name, parts = {record.experiment: record for record in _records(folder)}, []
+    by_name, parts = {row.record.experiment: row.record for row in rows}, []
     for experiment, trace in traces.read(folder)[:RACES]:
         if (record := by_name.get(experiment)) is None:
             continue
