@@ -27,6 +27,7 @@ ROOT = pathlib.Path(__file__).parents[1]
 PICTURES, RECORDS = ROOT / "docs" / "pictures", ROOT / "docs" / "records"
 GAMMA = 7
 matplotlib.rcParams["svg.fonttype"] = "none"  # Text stays text, which takes less space.
+matplotlib.rcParams["svg.hashsalt"] = "pictures"  # Without it, ids would change each time.
 BLUE, ORANGE, GREY = "#1f5a96", "#d9772b", "#9aa5b1"
 
 
