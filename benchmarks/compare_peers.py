@@ -38,6 +38,7 @@ from speculative.rows import environment, memory
 
 OURS = "speculative"
 MEASURE = "transformers"  # All outputs are compared with its autoregressive ones.
+MODELS = (*made.SHIPPED, "t5_1_1_base")  # The ones that are compared unless others are named.
 PREFILLS = (64, 512, 2048)  # Tokens of the sources whose prefill is timed.
 TIE = 1e-3  # If two logits differ by less than this, rounding decides which one is larger.
 
@@ -287,11 +288,11 @@ def _options() -> argparse.Namespace:
         description="Compare other programs with this one.", allow_abbrev=False
     )
     add, many = parser.add_argument, whole(1, 10**4)
-    programs, default = list(PROGRAMS), [*made.SHIPPED, "t5_1_1_base"]
+    programs = list(PROGRAMS)
     which = f"{' and '.join(made.SHIPPED)} are bundled, {', '.join(t5.SIZES)} have random weights; "
     which += "or a Hugging Face folder of a decoder-only chat model (%(default)s)"
     add("--output_dir", default="results/peers", metavar="DIR", help="(%(default)s)")
-    add("--models", nargs="+", default=default, metavar="MODEL", help=which)
+    add("--models", nargs="+", default=list(MODELS), metavar="MODEL", help=which)
     add("--draft", default="copy", metavar="NAME", help="of a chat model's folder (%(default)s)")
     add("--programs", nargs="+", default=programs, choices=programs, help="(all)")
     add("--rounds", type=many, default=5, help="rounds of timing each way (5)")

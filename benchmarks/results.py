@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from benchmarks import pages
-from benchmarks.compare_peers import MEASURE, OURS, PROGRAMS, TIE
+from benchmarks.compare_peers import MEASURE, MODELS, OURS, PROGRAMS, TIE
 from benchmarks.sampled_texts import ALONE
 from scripts import pictures
 from speculative.rows import environment
@@ -329,19 +329,22 @@ def short(record: Record) -> str:
 def measure(parts: Sequence[str], folder: pathlib.Path, chat: Sequence[str]) -> None:
     """Runs the commands of parts that are not done, and copies their records."""
     for name in parts:
-        part, output = PARTS[name], folder / name
-        done = output / "done"
-        if not done.exists():
-            began = time.time()
-            command = [sys.executable, "-m", *part.command, f"--output_dir={output}"]
-            if name == "peers" and chat:
-                shipped = ["--models", "debian", "debian_lm", "t5_1_1_base"]
-                command += [*shipped, chat[0], f"--draft={chat[1]}"]
-            print(f"{name}: {' '.join(command[1:])}", flush=True)
-            if code := subprocess.run(command, cwd=ROOT).returncode:
-                raise SystemExit(f"{name} ended with code {code}; run it again to resume.")
-            done.write_text(f"{time.time() - began:.0f} s\n")
-        print(f"{name}: done in {done.read_text().strip()}", flush=True)
+        output = folder / name
+        command = [sys.executable, "-m", *PARTS[name].command, f"--output_dir={output}"]
+        steps = {name: command}
+        if name == "peers":  # One model at a time, so that a stopped run keeps those it has.
+            steps = {model: [*command, f"--models={model}"] for model in MODELS}
+            if chat:
+                steps[chat[0]] = [*command, f"--models={chat[0]}", f"--draft={chat[1]}"]
+        for step, command in steps.items():
+            done = output / f"done_{pathlib.Path(step).name}"
+            if not done.exists():
+                began = time.time()
+                print(f"{name}: {' '.join(command[1:])}", flush=True)
+                if code := subprocess.run(command, cwd=ROOT).returncode:
+                    raise SystemExit(f"{name} ended with code {code}; run it again to resume.")
+                done.write_text(f"{time.time() - began:.0f} s\n")
+            print(f"{name}: done in {done.read_text().strip()}", flush=True)
     for name in parts:
         part = PARTS[name]
         if not part.kept:  # Files of models that were not measured again would mix machines.

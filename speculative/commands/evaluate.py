@@ -51,8 +51,7 @@ def _evaluate(options: argparse.Namespace) -> None:
         raise ValueError("--compare is for a target in int8; add --quantize=int8, or leave it out.")
     prompts = load_prompts(config.texts, config.num_examples)
     resolved = weights.resolve(config)
-    of_target = resolved.vocabulary.special, config.target, config.texts.prefix
-    prompts = chats.rendered(prompts, *of_target)
+    prompts = chats.rendered(prompts, config, resolved.vocabulary.special)
     chats.require_whole(prompts)
     whole = None
     if options.compare:

@@ -97,23 +97,30 @@ def start(
     models: Models, params: Params, inputs: Inputs, config: Decoding, cache_length: int
 ) -> Progress:
     """The progress before the first token, for inputs [B, S]."""
-    layers = models.draft.layers if models.draft else ()
-    target = models.target.start(params.target, inputs, cache_length, layers=layers)
-    return _started(models, params, inputs, config, cache_length, target)
+    return _resumed(models, params, inputs, None, jnp.int32(0), config, cache_length)[0]
 
 
-def _started(
+def _resumed(
     models: Models,
     params: Params,
     inputs: Inputs,
+    begun: Started | None,
+    known: Array,
     config: Decoding,
     cache_length: int,
-    target: Started,
-) -> Progress:
-    """The progress before the first token, for inputs that the target has read."""
+) -> tuple[Progress, dict[str, Array]]:
+    """Like `start`, but the target may have read the `known` first tokens of a prompt.
+
+    Also gives the target's hidden states.
+    """
     batch, draft = inputs.shape[0], models.draft
+    layers, arguments = draft.layers if draft else (), (inputs, cache_length)
+    if begun is None:
+        target = models.target.start(params.target, *arguments, layers=layers)
+    else:
+        target = models.target.resume(params.target, begun, known, *arguments)
     zeros = jnp.zeros(batch, jnp.int32)
-    return Progress(
+    progress = Progress(
         target=target.state,
         draft=draft.start(params.draft, inputs, cache_length, target) if draft else (),
         last=models.target.first(inputs),
@@ -127,6 +134,7 @@ def _started(
         fault=zeros,
         logprobs=jnp.zeros((batch, config.capacity if config.logprobs else 0)),
     )
+    return progress, target.hidden
 
 
 def propose(
@@ -307,25 +315,6 @@ def generate(
     config.check_draws(draws, len(inputs))
     models, params = used(target, draft, params, config.gamma)
     return decode(models, params, inputs, draws, config)
-
-
-def _resumed(
-    models: Models,
-    params: Params,
-    inputs: Inputs,
-    begun: Started | None,
-    known: Array,
-    config: Decoding,
-    cache_length: int,
-) -> tuple[Progress, dict[str, Array]]:
-    """Like `start` after the target has read the first tokens; also gives its hidden states."""
-    layers = models.draft.layers if models.draft else ()
-    arguments = inputs, cache_length
-    if begun is None:
-        target = models.target.start(params.target, *arguments, layers=layers)
-    else:
-        target = models.target.resume(params.target, begun, known, *arguments)
-    return _started(models, params, inputs, config, cache_length, target), target.hidden
 
 
 begin = Program(start, static=1)

@@ -17,10 +17,8 @@ from speculative.tasks.prompts import Prompt
 Messages = Sequence[Message]
 
 
-def rendered(
-    prompts: Sequence[Prompt], special: SpecialTokens, target: str, prefix: str
-) -> list[Prompt]:
-    """Renders prompts as texts for the target, except those that follow missing answers.
+def rendered(prompts: Sequence[Prompt], config: RowConfig, special: SpecialTokens) -> list[Prompt]:
+    """Renders prompts as texts for the row's target, except those that follow missing answers.
 
     Without a template, each chat is reduced to the user's first message after the task's prefix; a
     warning counts the turns that are left out. ValueError names the place of a chat that the
@@ -33,15 +31,16 @@ def rendered(
         if len(kept) < len(prompts):
             logging.warning(
                 "%s has no chat template: of %d prompts, %d that are not the beginning of a chat "
-                "are left out.", target, len(prompts), len(prompts) - len(kept),
+                "are left out.", config.target, len(prompts), len(prompts) - len(kept),
             )  # fmt: skip
+        prefix = config.texts.prefix
         return [
             dataclasses.replace(one, source=prefix + one.source, prefix=prefix)
             if one.messages
             else one
             for one in kept
         ]
-    of_target, texts = template(special, target), []
+    of_target, texts = template(special, config.target), []
     for one in prompts:
         messages, complete = _so_far(one.messages, {})
         if one.messages and complete:

@@ -308,8 +308,7 @@ def _prompts(config: RowConfig, found: Resolved, scored: bool = False) -> list[P
     if config.checkpoints == RANDOM and config.vocabulary is None:
         return None
     prompts, metric = load_prompts(config.texts, config.num_examples), config.metric
-    of_target = found.vocabulary.special, config.target, config.texts.prefix
-    prompts = chats.rendered(prompts, *of_target)
+    prompts = chats.rendered(prompts, config, found.vocabulary.special)
     if scored and config.simulated_alpha is None and any(prompt.reference for prompt in prompts):
         metric = config.texts.metric
     require(prompts, metric, model_of(found.target.config).decoder_only)

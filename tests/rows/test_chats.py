@@ -2,6 +2,7 @@
 
 import dataclasses
 import pathlib
+from typing import Any
 
 import numpy as np
 import pytest
@@ -40,6 +41,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     return made
 
 
+def row(prefix: str = "", **settings: Any) -> RowConfig:
+    given = {"temperature": 0.0, "max_length": 8} | settings
+    return RowConfig(task="mine", prefix=prefix, target="t", draft="copy", **given)
+
+
 def test_turns_follow_the_target_s_own_answers(folder: pathlib.Path) -> None:
     pair = speculative.load(folder / "target", "copy")
     texts = ["Hi", "And you?", "Why?"]
@@ -47,9 +53,8 @@ def test_turns_follow_the_target_s_own_answers(folder: pathlib.Path) -> None:
         Prompt(text, "", messages=tuple(map(user, texts[: n + 1]))) for n, text in enumerate(texts)
     ]
     prompts.append(Prompt("x", "", messages=({"role": "system", "content": "Be"}, user("x"))))
-    given = {"task": "mine", "prefix": "", "target": "t", "draft": "copy", "max_length": 8}
-    config = RowConfig(**given, temperature=1.0, seed=3)
-    before = chats.rendered(prompts, pair.vocabulary.special, "t", "")
+    config = row(temperature=1.0, seed=3)
+    before = chats.rendered(prompts, config, pair.vocabulary.special)
     assert [one.source for one in before[1:3]] == texts[1:]
     found = chats.answered(pair, config, before)
     of_target, said = template(pair.vocabulary.special, "t"), []
@@ -67,14 +72,14 @@ def test_turns_follow_the_target_s_own_answers(folder: pathlib.Path) -> None:
 def test_without_a_template_what_is_said_first_is_read() -> None:
     turns = user("a"), user("b")
     prompts = [Prompt("a", "", messages=turns[:1]), Prompt("b", "", messages=turns)]
-    (one,) = chats.rendered(prompts, SpecialTokens(), "t5", "answer: ")
+    (one,) = chats.rendered(prompts, row("answer: "), SpecialTokens())
     assert (one.source, one.prefix) == ("answer: a", "answer: ")
 
 
 def test_a_template_that_fails_names_the_line() -> None:
     prompt = Prompt("a", "", place="Line 7 of f", messages=({"role": "tool", "content": "a"},))
     with pytest.raises(ValueError, match="^Line 7 of f: The chat template of t cannot"):
-        chats.rendered([prompt], SpecialTokens(template=SOURCE), "t", "")
+        chats.rendered([prompt], row(), SpecialTokens(template=SOURCE))
 
 
 def example(number: int, category: str, question: str, lengths: int, seconds: float) -> Example:
