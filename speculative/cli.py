@@ -113,7 +113,7 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    about = "Exact speculative decoding of T5 and GPTs."
+    about = "Exact speculative decoding of T5, GPT-2, Llama, Qwen and Gemma models."
     parser = _Parser(prog="speculative", description=about, allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"speculative {__version__}")
     commands = parser.add_subparsers(

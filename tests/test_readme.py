@@ -72,7 +72,7 @@ def test_the_page_on_extending_runs_as_printed(
         assert 0 < len("".join(code).splitlines()) <= 50
         for block in code:
             exec(compile(block, str(page), "exec"), names)  # noqa: S102
-    assert "tokens a target call" in capsys.readouterr().out
+    assert "tokens per call" in capsys.readouterr().out
 
 
 def test_the_shipped_pair_fits_its_budget():
