@@ -42,6 +42,7 @@ DEV = [
     "pytest-timeout>=2.3",
     "pytest-xdist>=3.6",
     "ruff>=0.9",
+    "setuptools",  # Builds the package in a test; environments lack it from Python 3.12.
     TEMPLATES,
     TOKENIZERS,
 ]
@@ -62,7 +63,13 @@ setup(
     packages=[*find_packages(include=["speculative", "speculative.*"]), "speculative.configs"],
     package_dir={"speculative.configs": "configs"},
     package_data={
-        "speculative": ["assets/**", "backends/cpu/*.cc", "removed.json", "reporting/*.html"],
+        "speculative": [
+            "assets/**",
+            "backends/cpu/*.cc",
+            "backends/cpu/*.h",
+            "removed.json",
+            "reporting/*.html",
+        ],
         "speculative.configs": ["**/*.gin"],
     },
     install_requires=CORE,

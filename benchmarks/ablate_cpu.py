@@ -12,6 +12,7 @@ import json
 import multiprocessing
 import os
 import pathlib
+import shutil
 import tempfile
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
@@ -33,13 +34,16 @@ GAMMA, WIDE = 5, 8
 MEASURES = ("pass, 1 position", f"pass, {WIDE} positions", "draft pass", f"step, γ = {GAMMA}")
 
 
-def _kernels(old: str, new: str) -> None:
-    """Compiles the kernels from a changed source."""
-    text = kernels.SOURCE.read_text()
-    assert old in text, old
+def _kernels(file: str, old: str, new: str) -> None:
+    """Compiles the kernels with one of their files changed."""
     with tempfile.TemporaryDirectory() as folder:
+        for source in kernels.SOURCE.parent.glob("*.[ch]*"):
+            shutil.copy(source, folder)
+        changed = pathlib.Path(folder) / file
+        text = changed.read_text()
+        assert old in text, old
+        changed.write_text(text.replace(old, new))
         kernels.SOURCE = pathlib.Path(folder) / "kernels.cc"
-        kernels.SOURCE.write_text(text.replace(old, new))
         assert kernels.native()
 
 
@@ -55,8 +59,8 @@ def _float32_draft() -> None:
 VARIANTS: dict[str, Callable[[], None]] = {
     "as it is": lambda: None,
     "a draft in float32": _float32_draft,
-    "no prefetch": lambda: _kernels("__builtin_prefetch(ahead", "(void)(ahead"),
-    "threads that are woken": lambda: _kernels("kLooks = 4000", "kLooks = 0"),
+    "no prefetch": lambda: _kernels("product.h", "__builtin_prefetch(ahead", "(void)(ahead"),
+    "threads that are woken": lambda: _kernels("threads.h", "kLooks = 4000", "kLooks = 0"),
     "XLA": _xla,
 }
 

@@ -19,7 +19,7 @@ Fields = Mapping[str, Any]
 PADDING = -1  # Pads inputs, because every token from 0 on may occur in a text.
 PAD_ID = 0  # T5's padding; also the token from which decoding starts.
 EOS_ID = 1  # T5's end of sequence.
-# Activations of feed-forward layers, in the order of `Activation` in kernels.cc.
+# Activations of feed-forward layers, in the order of `Activation` in product.h.
 ACTIVATIONS = ("gelu", "silu", "relu", "linear")
 ROUNDED = "int8-activations"  # Kernels in int8, multiplied by inputs rounded to int8.
 QUANTIZE = ("none", "int8", ROUNDED)  # How kernels may be held in memory.

@@ -35,19 +35,27 @@ os.environ["PYTHONWARNINGS"] = "ignore:Error reading persistent compilation cach
 
 # The programs are small and run once, so the compiler's optimizations cost more than they save:
 # without them the suite takes half the time. XLA ends a process that names a flag it does not
-# know, as another release of JAX may, so a child tries them. `XLA_FLAGS= make test` runs what
-# users run.
+# know, so a child tries them. `XLA_FLAGS= make test` runs what users run.
 # Four devices are made of the CPU, for the tests of meshes; the others use the first.
 FLAGS = (
     "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true "
-    "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1 "
-    "--xla_force_host_platform_device_count=4"
+    "--xla_cpu_parallel_codegen_split_count=1 --xla_force_host_platform_device_count=4"
 )
-if "XLA_FLAGS" not in os.environ:
-    TRY = [sys.executable, "-c", "import jax; jax.devices('cpu')"]
-    given = os.environ | {"XLA_FLAGS": FLAGS}
-    if subprocess.run(TRY, env=given, capture_output=True).returncode == 0:
-        os.environ["XLA_FLAGS"] = FLAGS  # The workers, which inherit it, do not try again.
+EMITTERS = "--xla_cpu_use_fusion_emitters=false"  # JAX 0.12 no longer has it.
+
+
+def known(flags: str) -> bool:
+    """Whether XLA knows these flags."""
+    tried = [sys.executable, "-c", "import jax; jax.devices('cpu')"]
+    given = os.environ | {"XLA_FLAGS": flags}
+    return subprocess.run(tried, env=given, capture_output=True).returncode == 0
+
+
+if "XLA_FLAGS" not in os.environ:  # The workers, which inherit it, do not try again.
+    for tried in (f"{FLAGS} {EMITTERS}", FLAGS):
+        if known(tried):
+            os.environ["XLA_FLAGS"] = tried
+            break
 
 # Tracing makes many objects that live on, which the collector would look through again and again:
 # this saves a twentieth of the time.

@@ -68,7 +68,8 @@ def open(name: str | os.PathLike[str]) -> Checkpoint:
 
 def _require_no_gguf(name: str) -> None:
     """Raises ValueError for a llama.cpp file, or a folder that has one but no `config.json`."""
-    files = [pathlib.Path(name), *pathlib.Path(name).glob("*.gguf")]
+    path = pathlib.Path(name)
+    files = [path, *(path.glob("*.gguf") if path.is_dir() else ())]
     gguf = next((path for path in files if path.suffix == ".gguf" and path.is_file()), None)
     if gguf and not (pathlib.Path(name) / CONFIG).is_file():
         raise ValueError(f"{gguf} is a GGUF file, which is not read. {huggingface.INSTEAD}")

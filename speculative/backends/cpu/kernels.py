@@ -26,7 +26,7 @@ from jax import Array, lax
 from speculative.backends.xla import Attending, Cache, Norm, Projection, Weight
 from speculative.types import ACTIVATIONS
 
-SOURCE = pathlib.Path(__file__).with_name("kernels.cc")
+SOURCE = pathlib.Path(__file__).with_name("kernels.cc")  # Includes the headers next to it.
 # Compiles for this processor, with the flag that every compiler for it, even Apple's, understands.
 NATIVE = "-mcpu=native" if platform.machine() in ("arm64", "aarch64") else "-march=native"
 FLAGS = ("-O3", NATIVE, "-std=c++17", "-pthread")
@@ -41,7 +41,7 @@ TARGETS = (
     "gumbel",
     "total",
 )
-PANEL = 32  # Outputs that a product sums side by side; `kPanel` in `kernels.cc`.
+PANEL = 32  # Outputs that a product sums side by side; `kPanel` in `product.h`.
 FOUR = 4  # Inputs that are multiplied at a time by int8 kernels.
 FLOAT32 = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.float32)
 
@@ -104,7 +104,9 @@ def _compiled(compiler: str) -> pathlib.Path:
 
     # Predefined macros name the compiler's version and the processor's instructions.
     machine = run("-dM", "-E", "-x", "c++", os.devnull)
-    identity = hashlib.sha256((SOURCE.read_text() + machine + jax.__version__).encode())
+    files = [SOURCE, *sorted(SOURCE.parent.glob("*.h"))]
+    source = "".join(file.read_text() for file in files)
+    identity = hashlib.sha256((source + machine + jax.__version__).encode())
     path = cache_folder() / f"kernels-{identity.hexdigest()[:16]}.so"
     if not path.exists():
         with tempfile.TemporaryDirectory(dir=path.parent) as folder:
