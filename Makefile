@@ -4,11 +4,12 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help demo test test-tpu test-mesh test-peers test-real results check clean
+.PHONY: help demo test test-long test-tpu test-mesh test-peers test-real results check clean
 
 help:
 	@echo "make demo    decode with the bundled T5 pair and print the paper's Tables 2 and 4 for it"
-	@echo "make test    run the whole test suite"
+	@echo "make test    run the test suite"
+	@echo "make test-long   run the tests that take longest: several processes and devices, many settings"
 	@echo "make test-tpu    compile for TPUs with the TPU compiler, in .venv-tpu; no TPU is needed"
 	@echo "make test-mesh   decode all bundled prompts, and train, on meshes of eight devices simulated on this CPU"
 	@echo "make test-peers  compare with transformers, CTranslate2 and llama.cpp (installs torch)"
@@ -26,6 +27,9 @@ demo: .venv/core.stamp
 test: .venv/dev.stamp
 	$(BIN)/python -m pytest -n auto --dist worksteal
 
+test-long: .venv/dev.stamp
+	$(BIN)/python -m pytest -n auto --dist worksteal -m long
+
 # Every worker loads libtpu, which rejects the XLA flags of the other tests; JAX does not look for a
 # TPU.
 test-tpu: .venv-tpu/tpu.stamp
@@ -35,10 +39,10 @@ test-tpu: .venv-tpu/tpu.stamp
 # Tests run one at a time, because the devices' threads wait for one another.
 test-mesh: .venv/dev.stamp
 	SPECULATIVE_TEST_MESH=1 XLA_FLAGS=--xla_force_host_platform_device_count=8 \
-		$(BIN)/python -m pytest tests/decoding/test_mesh.py tests/training/test_training_mesh.py
+		$(BIN)/python -m pytest -m long tests/decoding/test_mesh.py tests/training/test_training_mesh.py
 
 test-peers: .venv/peers.stamp
-	$(BIN)/python -m pytest tests/benchmarks
+	$(BIN)/python -m pytest -m "" tests/benchmarks
 
 # The real models' folders are created once, in an environment with torch; the tests need no torch.
 REAL := $(HOME)/.cache/speculative/real

@@ -58,6 +58,7 @@ def test_outputs_are_kept_whole() -> None:
     assert [row.tolist() for row in kept] == [row.tolist() for row in tokens()]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("target", ["t5", "gpt"])
 def test_counted_drafts_by_path(target: str, capsys: pytest.CaptureFixture[str]) -> None:
     for kind in ("ngrams", "outputs"):

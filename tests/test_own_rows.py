@@ -122,6 +122,7 @@ def test_flags_change_a_file_and_bindings_change_flags(asked: Any, folder: pathl
     assert name == f"{folder.name}/row"
 
 
+@pytest.mark.long
 def test_from_two_folders_and_a_file_to_a_record_and_a_report(folder: pathlib.Path) -> None:
     out = folder / "out"
     texts = ["--data_file=texts.tsv", "--prefix=Do: ", "--metric=rouge"]

@@ -162,6 +162,7 @@ def test_a_missing_table_is_named_with_the_script_that_makes_it(
         load(str(folder / "bare"), draft)
 
 
+@pytest.mark.long
 def test_each_shipped_target_has_a_draft_of_its_own() -> None:
     for target, draft in loading.DRAFTS.items():
         pair = load(target)
@@ -240,6 +241,7 @@ def test_stop_strings_are_checked(folder: pathlib.Path, stop: Any, said: str) ->
         load(str(folder / "t5"), "copy").generate([TEXT], stop=stop)
 
 
+@pytest.mark.long
 def test_a_stop_string_ends_what_is_counted(folder: pathlib.Path) -> None:
     """Guesses and passes as a text has them that ends with its token there, however it is decoded.
 

@@ -47,6 +47,7 @@ def registries() -> Iterator[None]:
         entries.update(kept)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("registries")
 def test_the_page_on_extending_runs_as_printed(
     saved_pair: tuple[pathlib.Path, pathlib.Path], capsys, monkeypatch: pytest.MonkeyPatch

@@ -376,6 +376,7 @@ sys.exit(pytest.main(sys.argv[1:]))
 """
 
 
+@pytest.mark.long
 @needs_compiler
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="cores cannot be chosen here")
 def test_kernels_on_two_threads() -> None:
@@ -388,6 +389,7 @@ def test_kernels_on_two_threads() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.long
 @pytest.mark.skipif(
     not all(map(shutil.which, emulated.TOOLS)),
     reason="not installed: " + " or ".join(emulated.TOOLS),

@@ -29,6 +29,7 @@ def settings(gamma: int, temperature: float, max_length: int) -> Decoding:
     return Decoding(tiny.VOCABULARY, Sampling(temperature), gamma, max_length, eos_ids=())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "gamma", "temperature", "batch", "max_length"),
     [("draft", 4, 1.0, 1, 130), ("draft", 0, 0.0, 3, 20), ("reader", 4, 0.0, 3, 20)],

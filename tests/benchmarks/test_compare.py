@@ -154,6 +154,7 @@ def test_what_is_absent_is_named_and_left_out(found: compare.Comparison) -> None
     assert written["ways"][2]["over"] == {"autoregressive": 2.0, "speculative": 4.0}
 
 
+@pytest.mark.long
 def test_this_package_in_a_process_of_its_own(
     saved_pair: tuple[pathlib.Path, pathlib.Path],
 ) -> None:

@@ -12,6 +12,7 @@ from benchmarks.verdicts import __main__ as verdicts
 FEW = verdicts.Case("debian_lm", "debian_lm_draft", "decoder", "debian_lm", 4, 32, ("T = 1",))
 
 
+@pytest.mark.long
 def test_a_way_is_judged_with_and_without_a_fault(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

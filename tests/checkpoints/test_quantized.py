@@ -114,6 +114,7 @@ def test_numbers_that_are_none(storage: Any, wrong: float, tmp_path: pathlib.Pat
         broken.load("float32", "int8")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["t5_1_1_small", "t5_small"])
 def test_random_weights(name: str) -> None:
     config = SIZES[name].replace(num_encoder_layers=1, num_decoder_layers=1, vocab_size=640)

@@ -30,6 +30,7 @@ def samples(pair: list[str], tmp_path: pathlib.Path) -> pathlib.Path:
     return file
 
 
+@pytest.mark.long
 def test_verdicts_and_exit_codes(
     pair: list[str],
     samples: pathlib.Path,

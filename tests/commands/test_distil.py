@@ -34,6 +34,7 @@ def texts(tmp_path: pathlib.Path) -> pathlib.Path:
     return file
 
 
+@pytest.mark.long
 def test_a_draft_is_made_and_used(
     texts: pathlib.Path,
     saved_pair: tuple[pathlib.Path, pathlib.Path],
@@ -80,6 +81,7 @@ def test_a_draft_is_made_and_used(
     assert tokens[0] == tokens[1]
 
 
+@pytest.mark.long
 def test_a_draft_knows_pieces_alone(
     texts: pathlib.Path,
     saved_pair: tuple[pathlib.Path, pathlib.Path],
@@ -103,6 +105,7 @@ def test_a_draft_knows_pieces_alone(
     assert max(json.loads(capsys.readouterr().out)["tokens"]) < saved.FEW
 
 
+@pytest.mark.long
 def test_texts_of_a_gpt_end_with_its_positions(
     texts: pathlib.Path,
     saved_pair: tuple[pathlib.Path, pathlib.Path],
@@ -167,6 +170,7 @@ def config(tmp_path: pathlib.Path) -> list[str]:
     return ["--config", str(tmp_path / "small.gin"), "--data_dir", str(tmp_path)]
 
 
+@pytest.mark.long
 def test_a_gin_file_says_all(
     config: list[str],
     saved_pair: tuple[pathlib.Path, pathlib.Path],

@@ -14,6 +14,8 @@ import pytest
 from speculative import cli, load
 from speculative.backends import processes
 
+pytestmark = pytest.mark.long
+
 TEXT = "translate English to German: This package contains a small editor."
 LENGTH = 12
 

@@ -194,6 +194,7 @@ ASKED: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.long
 def test_a_line_of_json_has_settings_of_its_own(
     command: list[str], tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -126,6 +126,7 @@ def test_the_target_alone_has_its_distribution(sampling: str) -> None:
     assert law(alone(sampling), sampling) > THRESHOLD
 
 
+@pytest.mark.long
 @OPTIMIZED
 @pytest.mark.parametrize(
     ("table", "shape", "rows"),
@@ -149,6 +150,7 @@ def test_any_draft_and_shape_gives_the_same_texts(shape: Shape) -> None:
         assert (by_depth > 0).all() and by_depth.sum() < tested.sum()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("sampling", "shape"),
     [("top_k", CHAINS[-1]), ("top_k", TREE), ("top_p", CHAINS[1]), ("top_p", TREES[2])],
@@ -158,6 +160,7 @@ def test_truncated_distributions_give_the_same_texts(sampling: str, shape: Shape
         assert same_texts(decode(settings(sampling, shape), table()), alone(sampling))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("shape", [CHAINS[-1], TREE], ids=str)
 def test_processors_give_the_same_texts(shape: Shape) -> None:
     expected = alone("temperature 1", PROCESSORS)
@@ -238,6 +241,7 @@ def same_when_padded() -> bool:
 MIXED = [Sampling(0.0), Sampling(), Sampling(0.7, top_k=2), Sampling(1.3, top_p=0.8)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("shape", [ALONE, CHAINS[2], TREE], ids=str)
 def test_texts_of_mixed_batches_are_those_of_each_alone(shape: Shape) -> None:
     """Of rows at temperature 0 and above; they accept what each alone accepts."""

@@ -127,6 +127,7 @@ OF_CHATS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("name", OF_CHATS)
 def test_the_turns_of_a_chat_are_as_if_read_anew(name: str, temperature: float) -> None:

@@ -27,6 +27,7 @@ def expected(row: int, tokens: np.ndarray, sampling: Sampling) -> np.ndarray:
     return np.log(p[np.arange(len(tokens)), tokens])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("rule", "sampling"),
     [

@@ -29,9 +29,12 @@ MESHES = ["model:2", "model:4", "data:2,model:2", *["model:8", "data:2,model:4"]
 PAIRS = {"debian_target": ("debian_ende", 128), "debian_lm": ("debian_lm", 48)}
 WAYS = (7, 0), (7, 31)  # Gamma, guesses of a tree.
 
-pytestmark = pytest.mark.skipif(
-    DEVICES < (8 if ALL else 4), reason="XLA was told to make fewer devices of this CPU"
-)
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(
+        DEVICES < (8 if ALL else 4), reason="XLA was told to make fewer devices of this CPU"
+    ),
+]
 
 
 @functools.cache

@@ -133,6 +133,7 @@ EACH = [("T5", ()), ("GPT", ()), ("T5", PROCESSORS), ("GPT", PROCESSORS)]
 IDS = ["T5", "GPT", "T5, processors", "GPT, processors"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "processors"), EACH, ids=IDS)
 def test_outputs_are_the_targets_own(name: str, processors: tuple[Processor, ...]) -> None:
     """In batches of one and of three, and by the traced loop, along either branch."""
@@ -166,6 +167,7 @@ def test_streams_and_queues_take_either_branch(name: str) -> None:
         np.testing.assert_array_equal(found[i].tokens[0], expected.tokens[i])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", TARGETS)
 def test_a_draft_is_given_the_hidden_states_of_the_path(name: str) -> None:
     """Those of a pass over the text."""

@@ -96,6 +96,7 @@ def settings(
     )  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "table", "gamma", "rule", "sampling"),
     [
@@ -174,6 +175,7 @@ def test_log_probabilities_are_of_processed_logits() -> None:
         )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("rule", rules.RULES)
 def test_stops_cut_the_targets_outputs(rule: str) -> None:
     """In a batch that texts enter as others end: the law is that of outputs, each cut at a 2, 3."""

@@ -18,6 +18,7 @@ def pair(request: pytest.FixtureRequest, saved_pair: tuple[pathlib.Path, pathlib
     return load(target, target, quantize=request.param)
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not kernels.native(), reason="XLA's passes of other widths round otherwise")
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_texts_are_the_targets_own(pair: Pair, temperature: float) -> None:

@@ -78,6 +78,7 @@ MIXED = MixedDraft(HiddenDraft(tiny.HIDDEN), CopyDraft(longest=1))
 SHUFFLED = np.random.default_rng(1).permutation(COUNT).tolist()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("draft", "params", "rule", "temperature"),
     [
@@ -111,6 +112,7 @@ SAMPLINGS = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("draft", "params", "rules_of"),
     [
@@ -180,6 +182,7 @@ def test_no_texts_are_no_outputs() -> None:
     assert list(queue.generate(tiny.TARGET, NEAR[0], both, [], kinds, 4)) == []
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("recompiled")
 def test_batches_of_many_sizes_fit_the_programs_that_are_kept(
     monkeypatch: pytest.MonkeyPatch,

@@ -338,6 +338,7 @@ def check_steps(case: Case, how: Setting) -> None:
 WARM, COLD = Sampling(0.8), Sampling(0.0)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("case", "how"),
     [
@@ -423,6 +424,7 @@ def alone(case: Any, temperature: float) -> Output:
     return decode(case(), None, config, 3)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("case", [t5, gpt, counts, hidden_t5, hidden_gpt])
 def test_texts_are_those_of_the_target_alone(case: Any, temperature: float) -> None:
@@ -437,6 +439,7 @@ def test_texts_are_those_of_the_target_alone(case: Any, temperature: float) -> N
     assert found.accepted.sum() > 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize(
     ("case", "shares"),

@@ -90,6 +90,7 @@ def folders(byte_pairs: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) 
     return folder
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["gpt", "t5"])
 @pytest.mark.parametrize("tree", [0, 6])
 def test_texts_are_the_targets_own(kind: str, tree: int, folders: pathlib.Path) -> None:

@@ -40,6 +40,7 @@ def ancestors() -> np.ndarray:
     return mask
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(
     "config", [saved.TARGET, UMT5, saved.GPT, LLAMA], ids=["T5", "umT5", "GPT", "Llama"]

@@ -124,6 +124,7 @@ def test_chunks_behind_ragged_prompts(name: str, layout: str, width: int, opened
                     assert np.abs(logits[row, i] - want).max() < NEAR
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("draft", ["none", "copy", "model", "model's tree"])
 @pytest.mark.parametrize("name", NAMES)
 def test_greedy_tokens_are_those_of_transformers(name: str, draft: str, opened: Any) -> None:

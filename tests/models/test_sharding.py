@@ -152,6 +152,7 @@ def test_names_cover_the_layouts_of_all_platforms() -> None:
 GROUPED = LlamaConfig(8192, 16, 4, 8, 24, 2, num_kv_heads=4, qkv_biases=True)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("shards", [2, 4])
 @pytest.mark.parametrize("config", [saved.TARGET, saved.GPT, GROUPED])
 def test_kernels_that_chips_share_side_by_side_compute_the_same(

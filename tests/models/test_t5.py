@@ -203,6 +203,7 @@ def test_quantized_it_is_the_model_whose_kernels_are_stored_as_int8(
     assert (got - gpu).std() < 0.02 * want.std()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["v1.1", "umT5"])
 def test_a_long_source_is_float64_t5(name: str, laid_out: Layout) -> None:
     """700 tokens in a width of 1,024, of which XLA attends to 256 at a time."""

@@ -119,6 +119,7 @@ def test_it_is_stored_without_outputs_for_colab() -> None:
     assert not any(cell.outputs or cell.execution_count for cell in codes)
 
 
+@pytest.mark.long
 def test_it_shows_the_shipped_pair_and_on_a_tpu_a_prediction_beside_it(runner: Runner) -> None:
     """In one test: what stands in the cells serves both parts."""
     cells = {cell.id: runner.run(cell) for cell in runner.cells if cell.cell_type == "code"}

@@ -85,6 +85,7 @@ def measured(pair: Pair, config: RowConfig, prompts: list[Prompt] | None, **more
     return Row(run_row(pair, config, prompts, kept=kept, **more), list(kept))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_a_row_with_trees(pair: Pair, temperature: float, no_timing: list[Any]) -> None:
     """Counts by depth and by rank are those of the texts; Equation 1 is a chain's."""

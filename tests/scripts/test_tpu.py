@@ -574,6 +574,7 @@ def test_a_table_undisturbed(world: pathlib.Path, checkout: pathlib.Path) -> Non
     assert (there / "x y.tsv").read_text() == "text"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("disturbance", "kind"),
     [
@@ -796,6 +797,7 @@ def test_a_vm_that_was_never_reached_is_not_replaced(
     assert calls(world, " create ") == 2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("run", "most"),
     [(table, "Finished rows: 1; measured examples: 5."), (train, "Finished steps: 3.")],

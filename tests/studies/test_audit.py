@@ -309,6 +309,7 @@ def test_the_tests_share_the_false_alarm_rate() -> None:
     assert jax.tree.leaves(of(0.5).fields())
 
 
+@pytest.mark.long
 def test_the_stated_power_is_a_bound_on_what_is_caught() -> None:
     """Of audits of 80 texts, 40 with each fault.
 

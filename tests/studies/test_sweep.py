@@ -80,6 +80,7 @@ sys.exit(cli.main(sys.argv[1:]))
 """
 
 
+@pytest.mark.long
 def test_a_row_killed_on_its_way_goes_on(
     arguments: list[str], tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

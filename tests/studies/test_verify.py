@@ -46,6 +46,7 @@ def work(temperature: float, draft: np.ndarray | None = None) -> Workload:
     return Workload(pair, config, [Prompt("x", "y")] * count, jnp.repeat(SOURCE, count, axis=0))
 
 
+@pytest.mark.long
 def test_an_exact_decoder_passes_at_both_temperatures() -> None:
     found = verify(work(0.0), 3, 128, 128, 0.001, NOTHING)
     assert (found.texts, found.near_ties, found.tests) == (40, 0, [])

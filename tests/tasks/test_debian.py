@@ -60,6 +60,7 @@ def data(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Pat
     return tmp_path
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("task", sorted(PREFIX))
 def test_tokens_are_prefixed_text_and_eos(task: str, data, pieces) -> None:
     registered = tasks.get_task(task)

@@ -76,6 +76,7 @@ def equal(a: dict, b: dict) -> None:
     jax.tree.map(np.testing.assert_array_equal, a, b)
 
 
+@pytest.mark.long
 def test_a_run_that_was_stopped_and_killed_resumes_exactly(
     tmp_path: pathlib.Path, straight: tuple[pathlib.Path, dict]
 ) -> None:

@@ -18,6 +18,8 @@ from speculative.training import loop
 from tests.commands.test_distributed import free_port
 from tests.training import tiny
 
+pytestmark = pytest.mark.long
+
 ROOT = pathlib.Path(__file__).parents[2]
 CONFIG = """
 from __gin__ import dynamic_registration

@@ -99,6 +99,7 @@ def pieces(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     return prefix.with_suffix(".model")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("model", [OWN, READS], ids=["own encoder", "target's encoder"])
 def test_a_draft_learns_from_a_target(
     tmp_path: pathlib.Path, model: T5Config, pieces: pathlib.Path
@@ -139,6 +140,7 @@ def test_a_draft_learns_from_a_target(
     assert last["held_sampled/alpha"] == pytest.approx(alpha / tokens, abs=0.01)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("model", [OWN, READS], ids=["own encoder", "target's encoder"])
 def test_a_draft_learns_from_a_target_that_devices_share(
     tmp_path: pathlib.Path, model: T5Config, pieces: pathlib.Path
@@ -233,6 +235,7 @@ def run(
     return ended.value.code
 
 
+@pytest.mark.long
 def test_the_target_config_trains_and_saves(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -338,6 +341,7 @@ def begun(tmp_path_factory: pytest.TempPathFactory) -> checkpoints.Checkpoint:
     return checkpoints.open(folder)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "start"), [("finetune_ende", "huggingface"), ("finetune_cnndm", "t5x")]
 )

@@ -34,6 +34,8 @@ from speculative.vocabulary import Numbers
 from tests import saved as saved_lib
 from tests.training import tiny
 
+pytestmark = pytest.mark.long
+
 ALL = "SPECULATIVE_TEST_MESH" in os.environ
 MESHES = ("data:8", "data:4,model:2", "data:2,model:4") if ALL else ("data:4", "data:2,model:2")
 # Adafactor factors what has 128 numbers along both axes, such as feed-forward kernels here.
