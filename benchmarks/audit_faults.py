@@ -8,18 +8,15 @@ with `--seeds` seeds, and as many exact ones. The record is `faults.json`.
 
 import argparse
 import dataclasses
-import json
 import pathlib
 from collections.abc import Sequence
-from typing import Any
 
-from benchmarks.compare_peers import machine, settings
+from benchmarks.compare_peers import recorded
 from benchmarks.verdicts import FALSE_ALARM
 from speculative import loading, progress
 from speculative.checks import MAX_GAMMA
 from speculative.commands import MAX_LENGTH, whole
 from speculative.decoding.rules import EXACT
-from speculative.sampling import Sampling
 from speculative.settings import Settings
 from speculative.studies.audit import audit
 from speculative.studies.power import faults, powers
@@ -50,25 +47,23 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     options = _options(arguments)
-    sampling = Sampling(options.temperature, top_p=options.top_p)
     output = pathlib.Path(options.output_dir)
     output.mkdir(parents=True, exist_ok=True)
     pair = loading.load()
     encode = pair.vocabulary.encode
     prompts = [prompt for task in TASKS for prompt in load_prompts(task, options.limit)]
     sources = [tuple(encode(prompt.source).tolist()) for prompt in prompts] * options.samples
-    plain = Settings(gamma=options.gamma, max_length=options.max_length)
-    config = plain.decoding(pair.vocabulary.size, pair.vocabulary.eos_ids)
-    contents: dict[str, Any] = machine() | {"settings": settings(options), "texts": len(sources)}
+    names = "gamma", "max_length", "temperature", "top_p"
+    settings = Settings(**{name: getattr(options, name) for name in names})
+    config = settings.decoding(pair.vocabulary.size, pair.vocabulary.eos_ids)
+    sampling = config.sampling
     with progress.bar("faults") as on_progress:
-        own = dataclasses.replace(config, sampling=sampling)
-        samples = decoded(pair, sources, own, options.seeds)
+        samples = decoded(pair, sources, config, options.seeds)
         passed = audit(pair, samples, sampling, FALSE_ALARM)
         seed = options.seeds + 1
-        stated = powers(pair, samples, passed, own, POWER_TEXTS, on_progress, seed)
+        stated = powers(pair, samples, passed, config, POWER_TEXTS, on_progress, seed)
         results = {one.fault: dataclasses.asdict(one) | {"failed": 0} for one in stated}
         results[NONE] = {"fault": NONE, "power": None, "failed": 0}
-        contents["exact_passed"], contents["faults"] = passed.passed, list(results.values())
         for number, (name, (rule, wrong)) in enumerate(
             (faults(sampling) | {NONE: (EXACT, sampling)}).items()
         ):
@@ -78,7 +73,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 made = decoded(pair, sources, faulty, seed)
                 failed = not audit(pair, made, sampling, FALSE_ALARM).passed
                 results[name]["failed"] += failed
-            (output / "faults.json").write_text(json.dumps(contents, indent=1) + "\n")
+            found = {"exact_passed": passed.passed, "faults": list(results.values())}
+            record = recorded(options, texts=len(sources), **found)
+            (output / "faults.json").write_text(record)
     print(f"{options.seeds} audits of {len(sources)} texts for each fault:")
     for one in results.values():
         stated = "" if one["power"] is None else f" (power stated: {one['power']:.2f})"

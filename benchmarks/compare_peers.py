@@ -278,9 +278,10 @@ def machine() -> dict[str, Any]:
     return here | {"versions": versions}
 
 
-def settings(options: argparse.Namespace) -> dict[str, Any]:
-    """The options that a record keeps: all but its folder."""
-    return {name: value for name, value in vars(options).items() if name != "output_dir"}
+def recorded(options: argparse.Namespace, **found: Any) -> str:
+    """A record as JSON: the machine, the options except the folder, and what was found."""
+    kept = {name: value for name, value in vars(options).items() if name != "output_dir"}
+    return json.dumps(machine() | {"settings": kept} | found, indent=1) + "\n"
 
 
 def _options() -> argparse.Namespace:

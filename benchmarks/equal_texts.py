@@ -9,14 +9,13 @@ kernels are compiled for such a machine. The record is `equal.json`.
 """
 
 import argparse
-import json
 import pathlib
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from benchmarks.compare_peers import machine, settings
+from benchmarks.compare_peers import recorded
 from speculative import progress
 from speculative.backends.cpu import kernels
 from speculative.checks import MAX_BATCH
@@ -87,8 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 row = {"row": name, "verification": rule}
                 row |= {"texts": len(requests), "unequal": others}
                 rows.append(row)
-                contents = machine() | {"settings": settings(options), "rows": rows}
-                (output / "equal.json").write_text(json.dumps(contents, indent=1) + "\n")
+                (output / "equal.json").write_text(recorded(options, rows=rows))
     texts, others = (sum(np.sum(row[name]) for row in rows) for name in ("texts", "unequal"))
     print(
         f"{texts} texts in {len(rows)} ways of decoding, each in batches of "

@@ -10,12 +10,11 @@ those of chains by the usual rules. The record is `one_text.json`.
 
 import argparse
 import dataclasses
-import json
 import pathlib
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.compare_peers import machine, settings
+from benchmarks.compare_peers import recorded
 from speculative import progress
 from speculative.pair import Pair, Result
 from speculative.rows import memory
@@ -101,8 +100,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                             "tokens_per_call_of_chains": usual,
                         }
                         rows.append(row)
-                contents = machine() | {"settings": settings(options), "rows": rows}
-                (output / "one_text.json").write_text(json.dumps(contents, indent=1) + "\n")
+                (output / "one_text.json").write_text(recorded(options, rows=rows))
     others = sum(len(row["others"]) for row in rows)
     count = sum(row["texts"] for row in rows)
     print(f"{count} texts in {len(rows)} ways of decoding: {others} are not the target's own.")

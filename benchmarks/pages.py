@@ -2,7 +2,7 @@
 
 import pathlib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 SHOWN = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -18,3 +18,9 @@ def fill(page: pathlib.Path, tables: Mapping[str, Callable[[], str]]) -> None:
     assert {name for _, name, _ in SHOWN.findall(text)} == tables.keys(), page
     page.write_text(filled(text, tables), encoding="utf-8")
     print(f"Written: {page}.")
+
+
+def markdown(heads: Sequence[str], rows: Iterable[Sequence[str]], words: int = 1) -> str:
+    """A table, of whose columns the first so many are words and the others numbers."""
+    ruled = [":--" if i < words else "--:" for i in range(len(heads))]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (heads, ruled, *rows))

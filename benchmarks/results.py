@@ -16,11 +16,11 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from benchmarks import pages
-from benchmarks.compare_peers import MEASURE, MODELS, OURS, PROGRAMS, TIE
+from benchmarks.compare_peers import MEASURE, MODELS, OURS, PROGRAMS, Difference
 from benchmarks.sampled_texts import ALONE
 from scripts import pictures
 from speculative.rows import environment
@@ -52,12 +52,6 @@ PARTS = {
     "peers": Part(("benchmarks.compare_peers",), (), "peers"),
 }
 """All measurements, by name; the part `peers` writes one file per model."""
-
-
-def markdown(heads: Sequence[str], rows: Iterable[Sequence[str]], words: int = 1) -> str:
-    """A table, of whose columns the first so many are words and the others numbers."""
-    ruled = [":--" if i < words else "--:" for i in range(len(heads))]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in (heads, ruled, *rows))
 
 
 def interval(record: Record, name: str, digits: int = 2) -> str:
@@ -104,7 +98,7 @@ def shipped_pair() -> str:
     ]  # fmt: skip
     heads = ["task", "T", "γ", "α", "c", "v", "tokens per call", "expected (Theorem 3.8)",
              "predicted", "measured", "equal outputs"]  # fmt: skip
-    return measured_on(*found) + markdown(heads, rows)
+    return measured_on(*found) + pages.markdown(heads, rows)
 
 
 def _drafts(cell: Callable[[Record], str], temperatures: Sequence[int] = (0, 1)) -> str:
@@ -120,7 +114,7 @@ def _drafts(cell: Callable[[Record], str], temperatures: Sequence[int] = (0, 1))
     rows = [[kind, *(row[column] for column in columns)] for kind, row in cells.items()]
     order = [f"`{name}`" for name in ("unigram", "bigram", "trigram", "copy", "suffix")]
     rows.sort(key=lambda row: [*order, *KINDS.values()].index(row[0]))
-    return measured_on(*found) + markdown(heads, rows)
+    return measured_on(*found) + pages.markdown(heads, rows)
 
 
 KINDS = {"small": "a Transformer", "hidden": "one that reads hidden states", "mixed": "that, mixed"}
@@ -164,7 +158,7 @@ def rules() -> str:
     heads = ["task", "draft", "γ", "gain", "tokens per call, `token`", "`block`",
              "speed-up, `token`", "`block`"]  # fmt: skip
     rows.sort(key=lambda row: TASKS.index(row[0].strip("`")))
-    return measured_on(*found.values()) + markdown(heads, rows, 2)
+    return measured_on(*found.values()) + pages.markdown(heads, rows, 2)
 
 
 def lenience() -> str:
@@ -180,7 +174,7 @@ def lenience() -> str:
     ]  # fmt: skip
     heads = ["T", "l", "α, formula", "α, accepted", "measured", "α in the paper",
              "speed-up in the paper"]  # fmt: skip
-    return measured_on(*found) + markdown(heads, rows, 0)
+    return measured_on(*found) + pages.markdown(heads, rows, 0)
 
 
 def sampled() -> str:
@@ -203,7 +197,7 @@ def sampled() -> str:
         ])  # fmt: skip
     heads = ["task, draft", "way", "texts", "tokens per call", "score", "above the target's",
              "least p", "audit"]  # fmt: skip
-    return measured_on(found) + markdown(heads, rows, 2)
+    return measured_on(found) + pages.markdown(heads, rows, 2)
 
 
 def trees() -> str:
@@ -226,7 +220,7 @@ def trees() -> str:
     texts, ways = sum(one["texts"] for one in found["rows"]), len(found["rows"])
     others = sum(len(one["others"]) for one in found["rows"])
     note = f"Texts that differ from the target's own: {others} of {texts:,}, in {ways} ways.\n\n"
-    return measured_on(found) + note + markdown(heads, rows, 2)
+    return measured_on(found) + note + pages.markdown(heads, rows, 2)
 
 
 INT8 = "int8", "Q8_0", "Q4_0"  # Words of ways that hold the target in integers.
@@ -264,10 +258,10 @@ def peers() -> str:
         ways = [x["differences"] for x in ways if x["program"] != MEASURE]
         if model["random"] or None in ways:
             continue  # Random weights magnify rounding: their tokens cannot be compared.
-        equal = sum(all(_near_tie(one) for one in differences) for differences in ways)
+        equal = sum(all(Difference(**one).near_tie for one in listed) for listed in ways)
         same.append(f"{equal} of {len(ways)} for `{pathlib.Path(model['target']).name}`")
     note = "Ways in float32 whose outputs are those of transformers, near ties excused: "
-    return measured_on(*found) + f"{note}{', '.join(same)}.\n\n" + markdown(heads, rows)
+    return measured_on(*found) + f"{note}{', '.join(same)}.\n\n" + pages.markdown(heads, rows)
 
 
 def prefill() -> str:
@@ -285,11 +279,7 @@ def prefill() -> str:
             cells.setdefault(one["program"], {})[model["target"], one["source_tokens"]] = ms
     heads = ["program", *(f"`{pathlib.Path(name).name}` {tokens:,}" for name, tokens in columns)]
     rows = [[name, *(row.get(column, "") for column in columns)] for name, row in cells.items()]
-    return measured_on(*found) + markdown(heads, rows)
-
-
-def _near_tie(difference: Record) -> bool:
-    return difference["margin"] is not None and difference["margin"] < TIE
+    return measured_on(*found) + pages.markdown(heads, rows)
 
 
 TABLES: dict[str, Callable[[], str]] = {

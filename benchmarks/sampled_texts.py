@@ -10,7 +10,6 @@ one BLEU. The record is `sampled.json`.
 
 import argparse
 import dataclasses
-import json
 import pathlib
 from collections.abc import Sequence
 from typing import Any
@@ -18,7 +17,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from benchmarks.compare_peers import machine, settings, table
+from benchmarks.compare_peers import recorded, table
 from benchmarks.verdicts import FALSE_ALARM
 from speculative import progress
 from speculative.commands import whole
@@ -110,8 +109,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             if metric := config.texts.metric:
                 row |= compared(metric, prompts, alone[config.task], texts, config.seed)
             rows.append(row | {"audit": audited.fields()})
-            contents = machine() | {"settings": settings(options), "rows": rows}
-            (output / "sampled.json").write_text(json.dumps(contents, indent=1) + "\n")
+            (output / "sampled.json").write_text(recorded(options, rows=rows))
     show(rows, Console())
     print(f"Written: {output / 'sampled.json'}.")
 

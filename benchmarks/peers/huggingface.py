@@ -57,21 +57,18 @@ class HuggingFace:
         self.ways = tuple(self._ways)
 
     def decode(self, way: str, source: list[int]) -> list[int]:
-        return self._generate(way, [source], do_sample=False)[0]
-
-    def _generate(self, way: str, sources: list[list[int]], **settings: Any) -> list[list[int]]:
         extra, threads = self._ways[way]
         torch.set_num_threads(threads)
-        options, fed = self._given | extra | settings, torch.tensor(sources)
+        options, fed = self._given | extra, torch.tensor([source])
         options["attention_mask"] = torch.ones_like(fed)  # A prompt may begin with token 0.
         if not self._decoder_only:
             # By default `generate` makes a cache with as many layers as the encoder.
             options["past_key_values"] = EncoderDecoderCache(DynamicCache(), DynamicCache())
         begun = fed.shape[1] if self._decoder_only else 1
-        rows = self._target.generate(fed, **options)[:, begun:].tolist()
+        text = self._target.generate(fed, **options)[0, begun:].tolist()
         # Padding follows a text's end, and so may an assistant's last guesses.
-        stops = [[i for i, token in enumerate(row) if token in self._ends] for row in rows]
-        return [row[: stop[0] + 1] if stop else row for row, stop in zip(rows, stops, strict=True)]
+        stop = next((i + 1 for i, token in enumerate(text) if token in self._ends), None)
+        return text[:stop]
 
     def prefill(self, source: list[int]) -> None:
         torch.set_num_threads(max(thread_counts().values()))

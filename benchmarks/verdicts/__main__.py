@@ -232,16 +232,13 @@ def power_table(verdicts: Sequence[dict[str, Any]]) -> str:
     """The probability with which an audit finds a fault in these texts, in Markdown."""
     shown = [one for one in verdicts if "power" in one]
     faults = list(dict.fromkeys(fault for one in shown for fault in one["power"]))
-    lines = [
-        f"| target, setting, texts | {' | '.join(faults)} |",
-        f"| :-- | {' | '.join(['--:'] * len(faults))} |",
-    ]
+    rows = []
     for one in shown:
         found = (one["power"].get(fault) for fault in faults)
         cells = ["" if power is None else f"{power:.2f}" for power in found]
         name = f"`{one['target']}`, {one['setting']}, {one['texts']:,}"
-        lines.append(f"| {name} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+        rows.append([name, *cells])
+    return pages.markdown(["target, setting, texts", *faults], rows)
 
 
 def _named(texts: Sequence[str]) -> dict[str, str]:

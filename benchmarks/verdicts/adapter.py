@@ -1,4 +1,4 @@
-"""The command line of all adapters, which import nothing else of this repository.
+"""The command line of all adapters; those of other programs import nothing else from here.
 
 With `--list` an adapter describes its program. Otherwise it draws samples of each prompt of a file,
 which has one `{"prompt_tokens": [...]}` per line.
@@ -8,7 +8,7 @@ import argparse
 import pathlib
 
 NUMBERS = {"samples": 1, "max_length": 16, "gamma": 4, "top_k": 0, "seed": 0}
-REALS = {"temperature": 1.0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
+REALS = {"temperature": 1.0, "top_p": 1.0, "min_p": 0.0}
 
 
 def command_line(

@@ -20,8 +20,8 @@ from benchmarks.verdicts.adapter import command_line
 SETTINGS = ["top_k", "top_p"]
 AS_CONVERTED = "float32 as converted"
 WAYS: dict[str, dict[str, Any]] = {
-    "float32": {"speculative": False, "settings": SETTINGS},
-    AS_CONVERTED: {"speculative": False, "kinds": ["encoder-decoder"], "settings": SETTINGS},
+    "float32": {"settings": SETTINGS},
+    AS_CONVERTED: {"kinds": ["encoder-decoder"], "settings": SETTINGS},
 }
 
 
@@ -73,10 +73,10 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.list:
         version = ctranslate2.__version__
-        print(json.dumps({"program": "CTranslate2", "version": version, "ways": WAYS}))
+        print(json.dumps({"version": version, "ways": WAYS}))
         return
-    if arguments.min_p != 0 or arguments.repetition_penalty != 1:
-        parser.error("CTranslate2 has no min_p, and its repetition penalty is not used here.")
+    if arguments.min_p != 0:
+        parser.error("CTranslate2 has no min_p.")
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     ctranslate2.set_random_seed(arguments.seed)

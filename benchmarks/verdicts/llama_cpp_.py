@@ -18,12 +18,8 @@ from safetensors.numpy import load_file
 
 from benchmarks.verdicts.adapter import command_line
 
-WAYS = {
-    "plain": {"speculative": False, "kinds": ["decoder"]},
-    "prompt lookup": {"speculative": True, "kinds": ["decoder"]},
-    # The Python package has no model as a draft, but a class to derive one from.
-    "draft": {"speculative": True, "draft": True, "kinds": ["decoder"]},
-}
+# The Python package has no model as a draft, but a class to derive one from.
+WAYS = dict.fromkeys(("plain", "prompt lookup", "draft"), {"kinds": ["decoder"]})
 # A prompt and its text have room for 1,024 tokens; keys and values are not in half precision.
 GIVEN = {"n_ctx": 1024, "n_batch": 1024, "n_gpu_layers": 0, "n_threads": 1, "n_threads_batch": 1}
 GIVEN |= {"type_k": llama_cpp.GGML_TYPE_F32, "type_v": llama_cpp.GGML_TYPE_F32, "verbose": False}
@@ -90,7 +86,7 @@ def main() -> None:
     """Runs the command line."""
     arguments = command_line(__doc__, pathlib.Path).parse_args()
     if arguments.list:
-        print(json.dumps({"program": "llama_cpp", "version": llama_cpp.__version__, "ways": WAYS}))
+        print(json.dumps({"version": llama_cpp.__version__, "ways": WAYS}))
         return
     draft = Draft(arguments.draft, arguments.gamma) if arguments.way == "draft" else None
     if arguments.way == "prompt lookup":
@@ -99,7 +95,7 @@ def main() -> None:
     ends = json.loads((arguments.target / "config.json").read_text()).get("eos_token_id")
     ends = set(ends) if isinstance(ends, list) else {ends}
     settings = {name: getattr(arguments, name) for name in ("top_k", "top_p", "min_p")}
-    settings |= {"temp": arguments.temperature, "repeat_penalty": arguments.repetition_penalty}
+    settings |= {"temp": arguments.temperature, "repeat_penalty": 1.0}
     with open(arguments.output, "w") as output:
         for number, line in enumerate(arguments.prompts.read_text().splitlines()):
             prompt = json.loads(line)["prompt_tokens"]

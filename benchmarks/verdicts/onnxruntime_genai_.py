@@ -19,17 +19,14 @@ import onnxruntime_genai
 
 from benchmarks.verdicts.adapter import command_line
 
-FIXED: dict[str, Any] = {
-    "kinds": ["decoder"],
-    "settings": ["top_k", "top_p", "repetition_penalty"],
-}
+FIXED: dict[str, Any] = {"kinds": ["decoder"], "settings": ["top_k", "top_p"]}
 WAYS: dict[str, dict[str, Any]] = {
-    "plain": {"speculative": False, **FIXED},
-    "draft model": {"speculative": True, "draft": True, **FIXED},
+    "plain": FIXED,
+    "draft model": FIXED,
     # It adapts the number of guesses to the time that they take.
-    "draft model, own gamma": {"speculative": True, "draft": True, **FIXED},
+    "draft model, own gamma": FIXED,
     # Guesses repeat the tokens that followed an earlier occurrence of the last token.
-    "n-gram": {"speculative": True, **FIXED},
+    "n-gram": FIXED,
 }
 
 
@@ -49,7 +46,7 @@ def convert(folder: str, converted: pathlib.Path) -> dict[str, Any]:
 def load(given: argparse.Namespace, folder: pathlib.Path) -> onnxruntime_genai.Model:
     """The converted target, with the converted draft as its `model.draft` if the way has one."""
     config = convert(given.target, folder / "target")
-    if WAYS[given.way].get("draft"):
+    if given.way.startswith("draft"):
         draft = convert(given.draft, folder / "draft")["model"]["decoder"]
         config["model"]["draft"] = draft | {"filename": "../draft/model.onnx"}
     (folder / "target" / "genai_config.json").write_text(json.dumps(config))
@@ -62,7 +59,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.list:
         version = onnxruntime_genai.__version__
-        print(json.dumps({"program": "onnxruntime-genai", "version": version, "ways": WAYS}))
+        print(json.dumps({"version": version, "ways": WAYS}))
         return
     if arguments.min_p != 0:
         parser.error("ONNX Runtime GenAI has no min_p.")
@@ -71,8 +68,8 @@ def main() -> None:
         guesses |= {"ngram_size": 2}
     if arguments.way.endswith("own gamma"):
         guesses = {"min_adaptive_k": 2}
-    names = ("temperature", "top_k", "top_p", "repetition_penalty")
-    settings = {name: getattr(arguments, name) for name in names}
+    settings = {name: getattr(arguments, name) for name in ("temperature", "top_k", "top_p")}
+    settings["repetition_penalty"] = 1.0
     # A batch has at most 32 texts, and guesses serve one text at a time.
     rows = 32 if arguments.way == "plain" else 1
     batches = [min(rows, arguments.samples - i) for i in range(0, arguments.samples, rows)]

@@ -17,14 +17,9 @@ import numpy as np
 
 from benchmarks.verdicts.adapter import command_line
 
-SAME = {"kinds": ["decoder"], "settings": ["top_k", "top_p", "min_p", "repetition_penalty"]}
-WAYS: dict[str, dict[str, Any]] = {
-    "plain": {"speculative": False} | SAME,
-    "draft model": {"speculative": True, "draft": True} | SAME,
-    # The draft stops by itself when it is unsure of a guess.
-    "draft model, own gamma": {"speculative": True, "draft": True} | SAME,
-    "prompt lookup": {"speculative": True} | SAME,
-}
+# With its own gamma, the draft stops by itself when it is unsure of a guess.
+NAMES = "plain", "draft model", "draft model, own gamma", "prompt lookup"
+WAYS: dict[str, dict[str, Any]] = dict.fromkeys(NAMES, {"kinds": ["decoder"]})
 CONFIDENCE, NGRAM = 0.4, 3  # As in the program's documentation and samples.
 BATCH = 16  # Requests that are decoded together; each has its own random numbers.
 # Keys and values are kept in eight bits otherwise.
@@ -64,7 +59,7 @@ def converted(folder: pathlib.Path) -> str:
 def settings_of(given: argparse.Namespace) -> dict[str, Any]:
     """The settings of a request, all but its seed."""
     settings: dict[str, Any] = {"do_sample": True, "max_new_tokens": given.max_length}
-    settings |= {name: getattr(given, name) for name in ("temperature", *SAME["settings"])}
+    settings |= {name: getattr(given, name) for name in ("temperature", "top_k", "top_p", "min_p")}
     if not given.top_k:
         del settings["top_k"]  # Here 0 does not mean all tokens.
     ends = json.loads((given.target / "config.json").read_text()).get("eos_token_id")
@@ -84,10 +79,10 @@ def main() -> None:
     arguments = command_line(__doc__, pathlib.Path).parse_args()
     if arguments.list:
         version = importlib.metadata.version("openvino-genai")
-        print(json.dumps({"program": "openvino_genai", "version": version, "ways": WAYS}))
+        print(json.dumps({"version": version, "ways": WAYS}))
         return
     folder, device = converted(arguments.target), dict(DEVICE)
-    draft = converted(arguments.draft) if WAYS[arguments.way].get("draft") else None
+    draft = converted(arguments.draft) if arguments.way.startswith("draft") else None
     import openvino
     import openvino_genai
 

@@ -13,14 +13,8 @@ from speculative.decoding import Decoding, rules
 from speculative.rows import environment
 from speculative.sampling import Sampling
 
-WAYS: dict[str, dict[str, Any]] = {
-    "autoregressive": {"speculative": False},
-    "token": {"speculative": True, "draft": True},
-    "block": {"speculative": True, "draft": True},
-    "coupled": {"speculative": True, "draft": True},
-    "coupled, tree of 12": {"speculative": True, "draft": True},
-    "copy": {"speculative": True},
-}
+NAMES = "autoregressive", "token", "block", "coupled", "coupled, tree of 12", "copy"
+WAYS: dict[str, dict[str, Any]] = {name: {} for name in NAMES}
 BATCH = 64
 
 
@@ -28,7 +22,7 @@ def main() -> None:
     arguments = command_line(__doc__).parse_args()
     if arguments.list:
         version = environment.here()["commit"]
-        print(json.dumps({"program": "speculative", "version": version, "ways": WAYS}))
+        print(json.dumps({"version": version, "ways": WAYS}))
         return
     pair = speculative.load(
         arguments.target, "copy" if arguments.way == "copy" else arguments.draft

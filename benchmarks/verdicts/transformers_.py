@@ -14,17 +14,16 @@ import transformers
 
 from benchmarks.verdicts.adapter import command_line
 
-ALL = ["top_k", "top_p", "min_p", "repetition_penalty"]
 WAYS: dict[str, dict[str, Any]] = {
-    "plain": {"speculative": False, "settings": ALL},
-    "assisted": {"speculative": True, "draft": True, "settings": ALL},
+    "plain": {},
+    "assisted": {},
     # The assistant stops by itself when it is unsure of a guess.
-    "assisted, own gamma": {"speculative": True, "draft": True, "settings": ALL},
-    "prompt lookup": {"speculative": True, "settings": ALL},
-    # The draft has its own tokenizer; repetitions are not penalised in its guesses.
-    "universal assisted": {"speculative": True, "draft": True, "kinds": ["decoder"]},
+    "assisted, own gamma": {},
+    "prompt lookup": {},
+    # The draft has its own tokenizer.
+    "universal assisted": {"kinds": ["decoder"]},
     # The first half of the target's layers guesses, which Llama and the like support.
-    "early exit": {"speculative": True, "kinds": ["decoder"], "settings": ALL},
+    "early exit": {"kinds": ["decoder"]},
 }
 
 
@@ -71,7 +70,7 @@ def main() -> None:
     arguments = command_line(__doc__).parse_args()
     if arguments.list:
         version = transformers.__version__
-        print(json.dumps({"program": "transformers", "version": version, "ways": WAYS}))
+        print(json.dumps({"version": version, "ways": WAYS}))
         return
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
@@ -90,7 +89,9 @@ def main() -> None:
     # A folder may come with sampling settings; only its special tokens are kept.
     target.generation_config = transformers.GenerationConfig(**special)
     settings = {"do_sample": True, "num_beams": 1, "max_new_tokens": arguments.max_length}
-    settings |= {name: getattr(arguments, name) for name in ["temperature", *ALL]}
+    settings |= {
+        name: getattr(arguments, name) for name in ("temperature", "top_k", "top_p", "min_p")
+    }
     settings |= ways_settings(arguments, target)
     rows = 256 if arguments.way == "plain" else 1  # Guesses serve one text at a time.
     batches = [min(rows, arguments.samples - i) for i in range(0, arguments.samples, rows)]

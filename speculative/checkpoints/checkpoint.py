@@ -31,7 +31,7 @@ DTYPES = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat
 """The number formats in which checkpoints are written."""
 LOGITS = "decoder/logits_dense/kernel"
 
-FLOATS = ("float32", "bfloat16", "float16", "float64")  # Others may write in any of these.
+FLOATS = ("float32", "bfloat16", "float16", "float64")  # Those that are read.
 
 
 Part = tuple[slice, ...]

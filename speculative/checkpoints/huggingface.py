@@ -1,4 +1,4 @@
-"""Hugging Face folders of T5s and GPT-2; each family's `names` map their tensors to ours.
+"""Hugging Face folders of all families, whose `names` map their tensors to ours.
 
 Weights are safetensors, or `pytorch_model.bin`, which needs torch; transformers is not needed.
 """

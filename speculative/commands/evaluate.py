@@ -62,9 +62,7 @@ def _evaluate(options: argparse.Namespace) -> None:
     folder = pathlib.Path(options.output_dir or f"results/evaluate/{name}")
     scores = folder / "scores.json"
     models = resolved.configs + ([whole.target.config] if whole else [])
-    memory.require(config, models)
-    shape = config.gamma, config.max_length, config.batch_size, config.tree, config.shards
-    memory.require_batch((config.target, config.draft), models, *shape)
+    memory.require(config, models, size=config.batch_size)
     values: dict[str, Any] = chosen(config, SETTINGS) | {"gamma": gamma}
     settings = Settings(**values)
     with disk.owned(folder):

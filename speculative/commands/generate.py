@@ -94,7 +94,7 @@ def _generate(options: argparse.Namespace) -> None:
     # Invalid values raise here.
     values = {name: value for name, value in vars(options).items() if name in SETTINGS}
     if options.tree == AUTO:
-        values["tree"] = options.tree = _usual_tree(options)
+        values["tree"] = options.tree = _usual_tree(options, values)
     settings = Settings(**values)
     if options.logprobs and not (options.json or options.output):
         raise ValueError("--logprobs is for lines of JSON; add --json or --output.")
@@ -201,14 +201,13 @@ def _join(options: argparse.Namespace) -> None:
     os.dup2(2, 1)
 
 
-def _usual_tree(options: argparse.Namespace) -> int:
+def _usual_tree(options: argparse.Namespace, values: dict[str, Any]) -> int:
     """The number of guesses that `--tree auto` stands for."""
     from speculative.loading import default_draft
 
-    values = {name: value for name, value in vars(options).items() if name in SETTINGS}
-    values["tree"] = 0
     draft = options.draft or default_draft(options.target)
-    return rows.usual_tree(Settings(**values).decoding(1, ()), draft, options.quantize)
+    decoding = Settings(**dict(values, tree=0)).decoding(1, ())
+    return rows.usual_tree(decoding, draft, options.quantize)
 
 
 def _resolved(options: argparse.Namespace) -> "Resolved":

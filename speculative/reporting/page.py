@@ -92,7 +92,7 @@ def _rows(folder: pathlib.Path, several: bool) -> list[_Row]:
     rows = []
     for record in _records(folder):
         group, _, name = record.experiment.rpartition("/")
-        if not group:  # The row has no gin file, and may share its name with others.
+        if not group:  # The name has no group, and may be that of other rows.
             name = f"{record.task}, T\N{NO-BREAK SPACE}=\N{NO-BREAK SPACE}{record.temperature:g}"
         if several:
             group = f"{folder}: {group}" if group else str(folder)

@@ -31,7 +31,7 @@ LEGEND: dict[str, Any] = {"loc": "outside upper left", "ncols": COLUMNS, "frameo
 
 def figure_2(records: Sequence[Record]) -> Figure:
     """Tokens per target pass over alpha (Eq. 1), for several gamma, the oracle's, and records."""
-    figure, (axes,) = _panels(1, 1)
+    figure, (axes,) = _panels(1)
     _lines(axes, records, "tokens per target pass", theory.expected_tokens, 1)
     oracle = [theory.oracle_tokens(alpha) for alpha in ALPHAS]
     axes.plot(ALPHAS, oracle, color="dimgrey", linestyle="--", label="γ = ∞")
@@ -47,7 +47,7 @@ def figure_4(records: Sequence[Record]) -> Figure:
     Both are factors over autoregressive decoding with a free draft and v = 1, as in Table 1. The
     `speedup` of a measured row has its own c and v: it should lie below the line of its gamma.
     """
-    figure, (upper, lower) = _panels(2, 1)
+    figure, (upper, lower) = _panels(2)
     speedup = functools.partial(theory.speedup, c=0.0)
     operations = functools.partial(theory.operations, c_hat=0.0)
     _lines(upper, records, "speed-up (factor, c = 0)", speedup, 1)
@@ -68,7 +68,7 @@ def acceptance(rows: Mapping[str, tuple[Record, Sequence[Sequence[float]]]]) -> 
     alpha^i, as if one rate were that of all guesses of a chain. Below, the mean of beta
     [length] of the examples, `PLACES` tokens a point, as far as there are `FEWEST_TOKENS` to one.
     """
-    figure, (steps, places) = _panels(2, 1)
+    figure, (steps, places) = _panels(2)
     for (name, (record, betas)), color in zip(rows.items(), _colors(len(rows)), strict=True):
         positions = np.arange(1, record.gamma + 1)
         shares = np.array(record.accepted_by_position) / record.num_target_calls
@@ -98,10 +98,10 @@ def acceptance(rows: Mapping[str, tuple[Record, Sequence[Sequence[float]]]]) -> 
     return figure
 
 
-def _panels(rows: int, columns: int) -> tuple[Figure, list[Axes]]:
-    """A figure of panels over alpha."""
-    figure = Figure(figsize=(5.5 * columns, 4 * rows), layout="constrained")
-    panels = list(figure.subplots(rows, columns, squeeze=False).flat)
+def _panels(count: int) -> tuple[Figure, list[Axes]]:
+    """A figure of panels below each other; their x axis is alpha unless it is set again."""
+    figure = Figure(figsize=(5.5, 4 * count), layout="constrained")
+    panels = list(figure.subplots(count, 1, squeeze=False).flat)
     for axes in panels:
         axes.set(xlabel="acceptance rate α", xlim=(0, 1))
         axes.grid(alpha=0.3)

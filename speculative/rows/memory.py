@@ -124,10 +124,13 @@ def require_batch(
         )
 
 
-def require(config: RowConfig, models: Sequence[Config], source_length: int = 512) -> None:
-    """Raises ValueError unless the models of a row fit the present device."""
-    settings = config.gamma, config.max_length, source_length, config.tree, config.shards
-    require_text((config.target, config.draft), models, *settings)
+def require(
+    config: RowConfig, models: Sequence[Config], source_length: int = 512, size: int = 1
+) -> None:
+    """Raises ValueError unless a row's models, and a batch of `size` texts, fit the device."""
+    pair = (config.target, config.draft), models, config.gamma, config.max_length
+    require_text(*pair, source_length, config.tree, config.shards)
+    require_batch(*pair, size, config.tree, config.shards)
 
 
 def require_text(

@@ -84,7 +84,7 @@ class Audit:
     texts: int
     prompts: int
     tokens: int
-    edges: int  # Tokens at the edge of top-k or top-p, where rounding decides; they are not tested.
+    edges: int  # Tokens not tested: rounding decides whether top-k, top-p or min-p keeps them.
     # Numbers of texts and positions, from 1, of tokens that the target never emits; at temperature
     # 0, of tokens that are not the argmax.
     impossible: list[tuple[int, int]]

@@ -288,11 +288,8 @@ def _work(
     """A row's workload, and a function that gives the largest batch, up to a size, that fits."""
     on_progress("loading", 0)
     resolved = weights.resolve(config)
-    memory.require(config, resolved.configs)
+    memory.require(config, resolved.configs, size=batch_size)
     settings = resolved.configs, config.gamma, config.max_length
-    memory.require_batch(
-        (config.target, config.draft), *settings, batch_size, config.tree, config.shards
-    )
     prompts = _prompts(config, resolved)
     return workload(resolved.load(), config, prompts), functools.partial(
         memory.batch, *settings, tree=config.tree, shards=config.shards

@@ -1,4 +1,4 @@
-"""Measures a table's rows on all chips at once: one process per chip, and each text on one chip.
+"""Measures a table's rows in several processes, each on chips or cores of its own.
 
 Workers share only the folder of results. Worker K of N has the texts whose number modulo N is K, a
 lock `.lock.K`, and its own files. When its texts are done, it takes over those of workers whose

@@ -224,7 +224,7 @@ def distil(
 
 def acceptance(work_dir: pathlib.Path) -> dict[tuple[str, float], list[float]]:
     """Acceptance rates of guess 1, 2, ... when a run ended, by held-out file and temperature."""
-    *_, last = disk.entries(work_dir / "log.jsonl", dict, "line of a log")
+    *_, last = Log(work_dir).lines()
     rates = dict[tuple[str, float], list[float]]()
     for column in sorted(last):
         text, _, metric = column.rpartition("/")

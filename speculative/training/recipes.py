@@ -3,7 +3,7 @@
 import dataclasses
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import gin
@@ -63,17 +63,12 @@ class DraftSettings:
 
 
 def divided(
-    texts: Iterable[np.ndarray],
-    target: Config,
-    source_length: int | None = None,
-    are_inputs: bool | None = None,
+    texts: Sequence[np.ndarray], target: Config, source_length: int | None, are_inputs: bool
 ) -> dict[str, Examples]:
     """Texts to learn from and held-out texts, as inputs or targets of examples by file.
 
-    By default they are targets for a decoder-only model, or else inputs. They are cut to
-    `source_length` tokens, and to the target's positions.
+    They are cut to `source_length` tokens, and to the target's positions.
     """
-    texts = list(texts)
     most = min(size or checks.MAX_TOKENS for size in (source_length, target.max_positions))
     if longer := sum(len(x) > most for x in texts):
         warning = f"{longer:,} of {len(texts):,} texts are longer than {most} tokens"
@@ -85,15 +80,13 @@ def divided(
         )
     every = -(-len(cut) // min(HELD_OUT, len(cut) // 10))
     chosen = {"train": [x for i, x in enumerate(cut) if i % every], "held_out": cut[::every]}
-    if are_inputs is None:
-        are_inputs = not model_of(target).decoder_only
     order = -1 if are_inputs else 1
     nothing = np.zeros(0, np.int32)
     return {name: ragged(*([nothing] * len(part), part)[::order]) for name, part in chosen.items()}
 
 
 def of_texts(
-    target: Config, texts: Iterable[np.ndarray], settings: DraftSettings, whole: bool = False
+    target: Config, texts: Sequence[np.ndarray], settings: DraftSettings, whole: bool = False
 ) -> dict[str, Any]:
     """Parameters of `distil.distil`; ValueError if a setting is wrong, or there are too few texts.
 

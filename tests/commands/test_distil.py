@@ -216,7 +216,7 @@ def test_a_gin_file_says_all(
 def test_texts_are_divided(config: Config) -> None:
     """Sources of an encoder-decoder, texts of a GPT; none is lost, twice there, or too long."""
     texts = [np.append(np.full(3 + i * 7, i + 2), 1) for i in range(80)]
-    parts = divided(texts, config, 512)
+    parts = divided(texts, config, 512, config is saved.TARGET)
     pairs = [pair for part in parts.values() for pair in part]
     sources, targets = zip(*pairs, strict=True)
     read, empty = (sources, targets) if config is saved.TARGET else (targets, sources)

@@ -437,7 +437,7 @@ def test_examples_that_are_left_out_are_counted(
     assert capsys.readouterr().err.startswith("long: 3 of 4 examples are left out; they have no ")
     train_lib.Files({"whole": 2.0}, ["whole"]).read(examples, tiny.CONFIG, 0)
     assert capsys.readouterr().err == ""
-    recipes.divided([np.full(513, 5)] * 2 + [short] * 48, saved.TARGET, 512)
+    recipes.divided([np.full(513, 5)] * 2 + [short] * 48, saved.TARGET, 512, True)
     assert "2 of 50 texts are longer than 512 tokens" in capsys.readouterr().err
 
 
