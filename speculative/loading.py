@@ -142,11 +142,6 @@ class Resolved:
             contents["draft"] = fingerprints.of_value([contents.get("draft"), *both])
         return contents | {"vocabulary": self.vocabulary.contents}
 
-    def _placed(self, tables: Tables) -> Tables:
-        """The tables on the draft's devices, whole on each."""
-        on = self.draft and self.draft.on
-        return jax.device_put(tables, NamedSharding(on, PartitionSpec()) if on else None)
-
     def load(self, target: PyTree | None = None) -> Pair:
         """The pair, ready to decode; `target` holds the target's parameters if loaded already.
 
@@ -173,8 +168,9 @@ class Resolved:
             own, params = model_of(self.draft.config), self.draft.load(draft=True)
             draft = model_draft(own)
             if self.tables:
-                draft = TransformerDraft(Translated(own, self.vocabulary.size))
-                params = params, self._placed(self.tables)
+                draft, on = TransformerDraft(Translated(own)), self.draft.on
+                everywhere = NamedSharding(on, PartitionSpec()) if on else None
+                params = params, jax.device_put(self.tables, everywhere)
             if isinstance(lookup, CopyDraft | SuffixDraft):
                 draft, params = MixedDraft(draft, lookup), (params, of_lookup)
         assert draft is not None

@@ -106,7 +106,7 @@ class Sampling:
 
     @property
     def truncated(self) -> bool:
-        """Whether some tokens are never chosen."""
+        """Whether top-k, top-p or min-p is in use."""
         return self.kinds.top_k or self.kinds.top_p or self.kinds.min_p
 
     def cold(self, rank: int) -> Array:

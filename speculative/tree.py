@@ -102,13 +102,9 @@ class Tree:
     @functools.cached_property
     def on_paths(self) -> Array:
         """The places on the path of each place, [B, G + 1, D + 1] int32; beyond its end 0."""
-        at = self.mask[:, :, None] & self._at_depth[:, None]
+        at_depth = self.depths[:, None] == jnp.arange(self.depth + 1)[:, None]  # [B, D + 1, G + 1]
+        at = self.mask[:, :, None] & at_depth[:, None]
         return jnp.where(at, jnp.arange(at.shape[-1]), 0).sum(axis=-1, dtype=jnp.int32)
-
-    @property
-    def _at_depth(self) -> Flags:
-        """Whether places have each depth: [B, D + 1, G + 1]."""
-        return self.depths[:, None] == jnp.arange(self.depth + 1)[:, None]
 
     def by_place(self, numbers: Array) -> Array:
         """Numbers [B, D + 1, ...] of positions, for the places at them: [B, G + 1, ...]."""

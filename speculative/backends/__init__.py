@@ -49,22 +49,22 @@ def heads_together(size: int, platform: str | None = None) -> int:
     return together(size) if (platform or jax.default_backend()) == "tpu" else 1
 
 
-def usual_quantize(platform: str | None = None) -> str:
+def usual_quantize() -> str:
     """The default quantization of a draft: on a CPU int8, with inputs rounded too.
 
     The target verifies its guesses. Without a compiler for our kernels, XLA would be slower so.
     """
-    cpu = (platform or jax.default_backend()) == "cpu"
+    cpu = jax.default_backend() == "cpu"
     return ROUNDED if cpu and kernels.compiler() else "none"
 
 
-def usual_dtype(stored: str, platform: str | None = None) -> str:
+def usual_dtype(stored: str) -> str:
     """The number format for keeping and multiplying weights, given their stored format.
 
     On accelerators bfloat16 is kept. On a CPU all weights become float32: most CPUs have no
     instructions for products in bfloat16, which take about 15 times as long.
     """
-    return "float32" if (platform or jax.default_backend()) == "cpu" else stored
+    return "float32" if jax.default_backend() == "cpu" else stored
 
 
 __all__ = [

@@ -327,11 +327,6 @@ class Xla:
         """Writes new positions [B, K, L, H] into a cache [B, K, T, H] from `starts` [B] on."""
         return write_rows(buffer, chunk, starts, axis=2)
 
-    def enter(self, cache: Cache, keys: Array, values: Array) -> tuple[Array, Array]:
-        """The cache's keys and values with the new ones, [B, K, L, H] by `by_head`."""
-        keys = self.write(cache.keys, keys, cache.starts)
-        return keys, self.write(cache.values, values, cache.starts)
-
     def self_attention(
         self,
         x: Array,
@@ -355,5 +350,6 @@ class Xla:
         new = new if cache is None else [y[:, : cache.length] for y in new]
         keys, values = (self.by_head(y, heads // shared) for y in new)
         if cache is not None:
-            keys, values = self.enter(cache, keys, values)
+            keys = self.write(cache.keys, keys, cache.starts)
+            values = self.write(cache.values, values, cache.starts)
         return self.attention(query, keys, values, spec), keys, values

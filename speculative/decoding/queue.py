@@ -130,8 +130,8 @@ def generate(
     of_one = Decoding.together(configs[:1], kinds)  # One program begins texts for all batch sizes.
     one = loop.begin(models, params, read, of_one, size)
     numbers: list[int | None] = [None] * batch_size
-    counts = np.zeros((batch_size, config.gamma, 1 + config.ranks), int)
-    before = np.zeros(batch_size, int), counts
+    of_row = config.gamma, 1 + config.ranks
+    before = np.zeros(batch_size, int), np.zeros((batch_size, *of_row), int)
     while upcoming or numbers.count(None) < batch_size:
         for row in range(batch_size):
             if numbers[row] is None and upcoming:

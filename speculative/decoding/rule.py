@@ -80,7 +80,7 @@ class Rule(abc.ABC):
                 those after it are not accepted.
             logits: [B, G + 1, V] of the target, float32, not standardised.
             q: [B, G, V] the draft's standardised distributions; None for deterministic proposals.
-            sampling: temperature, top-k and top-p, for both target and draft.
+            sampling: how probabilities follow from logits, the same for target and draft.
             uniforms: [B, G + 1, numbers] in [0, 1).
 
         Returns:
@@ -140,9 +140,10 @@ class Rule(abc.ABC):
         A rule without a float64 counterpart runs `verify` instead: the traced loop then does not
         test the rule's own arithmetic.
         """
-        arguments = guesses, logits, q, sampling, uniforms
-        accepted, next_token = _of_one_row(type(self).verify, self, *arguments)
-        return int(accepted), int(next_token)
+        given = guesses, logits, q, uniforms
+        *rows, numbers = (None if x is None else np.asarray(x)[None] for x in given)
+        accepted, next_token = jax.jit(type(self).verify)(self, *rows, sampling, numbers)
+        return int(accepted[0]), int(next_token[0])
 
     def choices_reference(
         self, logits: np.ndarray, sampling: Sampling, numbers: np.ndarray
@@ -161,14 +162,6 @@ class Rule(abc.ABC):
         that are not `by_guess` must implement this method.
         """
         raise NotImplementedError(f"{type(self).__name__} does not implement chances.")
-
-
-def _of_one_row(verify, rule, guesses, logits, q, sampling, uniforms) -> list[np.ndarray]:
-    """Runs `Rule.verify` for a single row, in JAX's float32."""
-    rows = [None if x is None else np.asarray(x)[None] for x in (guesses, logits, q, uniforms)]
-    guesses, logits, q, uniforms = rows
-    results = jax.jit(verify)(rule, guesses, logits, q, sampling, uniforms)
-    return [np.asarray(x)[0] for x in results]
 
 
 def _parted(rule: Rule) -> tuple[list[Any], tuple[tuple[str, ...], tuple[Any, ...]]]:
@@ -221,7 +214,7 @@ class Token(Rule):
                 of_guesses = jnp.take_along_axis(near, guesses[..., None], axis=-1)[..., 0]
                 passed = of_guesses & (guesses >= 0)
             accepted = leading(passed)
-            return accepted, jnp.take_along_axis(best, accepted[:, None], axis=1)[:, 0]
+            return accepted, following(best, accepted)
         p = standardise(logits, sampling)
         of_draft = jax.nn.one_hot(guesses, p.shape[-1]) if q is None else q
         r, correct = uniforms[:, :-1, ACCEPT], uniforms[..., CORRECT]

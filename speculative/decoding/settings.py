@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import functools
 from collections.abc import Hashable, Sequence
-from types import NoneType
 from typing import Any
 
 import jax
@@ -41,9 +40,8 @@ class Decoding:
         rule: how guesses are verified.
         logprobs: whether to keep the log-probabilities of the tokens.
         processors: functions that change logits before `sampling`, in order.
-        growing: whether caches grow with the text; by default they do, except on a TPU: there they
-            are a few percent of the data a step reads, and its compiler schedules larger ones
-            worse.
+        growing: whether caches grow with the text. On a TPU they never do: there they are a few
+            percent of the data a step reads, and its compiler schedules larger ones worse.
         tree: guesses in a step's tree; 0 is a chain.
         shares: see `tree.Growth`.
     """
@@ -56,7 +54,7 @@ class Decoding:
     rule: Rule = EXACT
     logprobs: bool = False
     processors: tuple[Processor, ...] = ()
-    growing: bool | None = None
+    growing: bool = True
     tree: int = 0
     shares: tuple[float, ...] | None = None
 
@@ -69,7 +67,7 @@ class Decoding:
         _ = self.growth  # This checks the number.
         checks.instance("rule", self.rule, Rule)
         checks.instance("logprobs", self.logprobs, bool)
-        checks.instance("growing", self.growing, bool, NoneType)
+        checks.instance("growing", self.growing, bool)
         checks.instance("eos_ids", self.eos_ids, tuple)
         for token in self.eos_ids:
             checks.whole("A token of eos_ids", token, 0)
@@ -154,7 +152,7 @@ class Decoding:
     def cache_lengths(self) -> list[int]:
         """Cache sizes, ascending: a generation starts with the first and grows to the next."""
         last = -(-self.capacity // 16) * 16
-        grows = jax.default_backend() != "tpu" if self.growing is None else self.growing
+        grows = self.growing and jax.default_backend() != "tpu"
         # Each size is another program, and a few more positions cost a step nothing.
         smaller = (64, 256, 1024) if grows else ()
         return [size for size in smaller if self.room <= size <= last // 4] + [last]

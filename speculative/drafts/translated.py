@@ -71,7 +71,6 @@ class Translated(Model):
     """A draft's model, used with the target's tokens; parameters are the model's and `Tables`."""
 
     model: FlaxModel
-    size: int  # Tokens of the target's vocabulary.
 
     @property
     def pad_id(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -82,11 +81,6 @@ class Translated(Model):
     def decoder_only(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
         """Whether the model is decoder-only."""
         return self.model.decoder_only
-
-    @property
-    def vocab_size(self) -> int:
-        """Tokens of the target's vocabulary."""
-        return self.size
 
     @property
     def max_positions(self) -> int:

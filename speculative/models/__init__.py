@@ -1,4 +1,4 @@
-"""Models: one folder per family; other packages use only `interface` and `registry`."""
+"""Models: one folder per family, behind `interface` and `registry`."""
 
 from speculative.models.config import Config
 from speculative.models.decoder_only import DecoderOnly

@@ -78,6 +78,7 @@ class Config:
 
     depths: ClassVar[tuple[str, ...]]  # The fields that count layers, the decoder's last.
     may_be_0: ClassVar[tuple[str, ...]] = ("num_kv_heads", "max_positions")
+    scales_embedding: ClassVar[bool] = False  # Whether embeddings are multiplied by the root of D.
     fixed: ClassVar[Fields] = {}  # Fields for which a family implements only one value.
 
     @property
@@ -127,7 +128,7 @@ class Config:
         return self.head_dim**-0.5 if self.scaled_attention else 1.0
 
     def rope(self, layer: int) -> Rope | None:
-        """How a decoder layer rotates queries and keys by position; None if it does not."""
+        """How a layer rotates queries and keys by position; None if it does not."""
         return None
 
     def window(self, layer: int) -> int:

@@ -77,7 +77,7 @@ class EncoderDecoder(Transformer):
         return Started(state, dict.fromkeys(layers, encoded))
 
     def _project(self, encoded: Array) -> tuple[tuple[Array, Array], ...]:
-        """Each layer's keys and values [B, N, S, H] of an encoded source [B, S, D]."""
+        """Each layer's keys and values [B, K, S, H] of an encoded source [B, S, D]."""
         crosses = [layer.encoder_decoder_attention for layer in self.decoder.layers]
         each = [dense.projection for cross in crosses for dense in (cross.key, cross.value)]
         encoded = encoded.astype(self.config.dtype)

@@ -23,7 +23,7 @@ from speculative.types import PAD_ID, Inputs, Logits, PyTree, Rows, Segments, St
 class FlaxModel(Model):
     """A model of a given configuration, for decoding and training.
 
-    `params` come from `init` or a checkpoint, possibly through `backends.prepack`.
+    `params` come from `init` or a checkpoint, possibly through `backends.for_decoding`.
     """
 
     config: Config
@@ -65,11 +65,6 @@ class FlaxModel(Model):
         """The tokens that have logits, ascending; None for all."""
         kept = self.config.reads.draft_vocabulary
         return unpacked(kept) if kept else None
-
-    @property
-    def vocab_size(self) -> int:
-        """Rows of the embedding, padding included."""
-        return self.config.vocab_size
 
     @property
     def max_positions(self) -> int:

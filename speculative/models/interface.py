@@ -68,11 +68,6 @@ class Model(Protocol):
     decoder_only: ClassVar[bool]
 
     @property
-    def vocab_size(self) -> int:
-        """The number V of tokens that have logits; the vocabulary may have fewer."""
-        ...
-
-    @property
     def max_positions(self) -> int:
         """The most positions that a text may have; 0 if there is no limit."""
         return 0

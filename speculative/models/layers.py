@@ -18,7 +18,7 @@ from speculative.models.positions import relative_buckets
 
 
 class Source(NamedTuple):
-    """A source for attention: keys and values [B, N, S, H], and a bias [B, 1, 1, S]."""
+    """A source for attention: keys and values [B, K, S, H], and a bias [B, 1, 1, S]."""
 
     keys: Array
     values: Array
@@ -216,7 +216,7 @@ class Layer(nn.Module):
     def __call__(
         self, x: Array, spec: Attending, train: bool, source: Source | None, cache: Cache | None
     ) -> tuple[Array, Array, Array]:
-        """[B, L, D] -> [B, L, D], and keys and values [B, N, L or T, H] of self-attention."""
+        """[B, L, D] -> [B, L, D], and keys and values [B, K, L or T, H] of self-attention."""
         mixed, keys, values = self.attend(x, self.attention_norm.numbers, spec, cache)
         x = self._add(x, mixed, self.attend.out, train, "self_attention")
         if source is not None:

@@ -12,13 +12,14 @@ from speculative.backends import Weight, quantized
 from speculative.models import gemma, gpt, llama, t5, t5gemma
 from speculative.models.config import AXES, Config
 from speculative.models.decoder_only import DecoderOnly
+from speculative.models.encoder_decoder import Seq2Seq
 from speculative.models.flax_model import FlaxModel
-from speculative.models.gemma import Gemma, GemmaConfig, GemmaNames
+from speculative.models.gemma import GemmaConfig, GemmaNames
 from speculative.models.gpt import DecoderOnlyConfig, GPTNames
-from speculative.models.llama import Llama, LlamaConfig, LlamaNames
+from speculative.models.llama import LlamaConfig, LlamaNames
 from speculative.models.names import AnyNames
 from speculative.models.t5 import T5, T5Config, T5Names
-from speculative.models.t5gemma import T5Gemma, T5GemmaConfig, T5GemmaNames
+from speculative.models.t5gemma import T5GemmaConfig, T5GemmaNames
 from speculative.types import PAD_ID, PyTree
 
 
@@ -35,9 +36,9 @@ class Family(NamedTuple):
 FAMILIES = {
     "speculative-t5": Family(T5Config, T5, T5Names(), t5.SIZES),
     "speculative-decoder-only": Family(DecoderOnlyConfig, DecoderOnly, GPTNames(), gpt.SIZES),
-    "speculative-gemma": Family(GemmaConfig, Gemma, GemmaNames(), gemma.SIZES),
-    "speculative-t5gemma": Family(T5GemmaConfig, T5Gemma, T5GemmaNames(), t5gemma.SIZES),
-    "speculative-llama": Family(LlamaConfig, Llama, LlamaNames(), llama.SIZES),
+    "speculative-gemma": Family(GemmaConfig, DecoderOnly, GemmaNames(), gemma.SIZES),
+    "speculative-t5gemma": Family(T5GemmaConfig, Seq2Seq, T5GemmaNames(), t5gemma.SIZES),
+    "speculative-llama": Family(LlamaConfig, DecoderOnly, LlamaNames(), llama.SIZES),
 }
 SIZES = {name: size for family in FAMILIES.values() for name, size in family.sizes.items()}
 

@@ -98,8 +98,8 @@ class RotaryNames(Names[R]):
                 table[f"{there}.{weight}"] = Stored((f"{here}/{part}",))
         return table
 
-    def decoder(self, config: R) -> dict[str, Stored]:
-        """All tensors of a decoder-only model."""
+    def names(self, config: R) -> dict[str, Stored]:
+        """See `Names.names`; those of a decoder-only model."""
         table = {"model.embed_tokens.weight": Stored(("token_embedder/embedding",))}
         table |= self.stack("model", "decoder", config.decoder_layers, config)
         if not config.logits_via_embedding:

@@ -28,7 +28,7 @@ class DecoderState:
     """
 
     lengths: Rows  # Tokens in each row's cache, without a prompt's; the rest is masked.
-    keys: tuple[Array, ...]  # One per layer, for self-attention: [B, N, T, H].
+    keys: tuple[Array, ...]  # One per layer, for self-attention: [B, K, T, H].
     values: tuple[Array, ...]
     # Tokens of the prompt in the cache: all but its last, which is fed first. None with a source.
     prompt: Rows | None = None

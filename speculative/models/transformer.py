@@ -94,7 +94,11 @@ class Transformer(nn.Module):
 
     def embedded(self, table: nn.Embed, tokens: Tokens) -> Array:
         """The rows of a table for tokens [B, L], in the products' type: [B, L, D]."""
-        return look_up(table.embedding, tokens).astype(self.config.dtype)
+        x = look_up(table.embedding, tokens).astype(self.config.dtype)
+        if not self.config.scales_embedding:
+            return x
+        # The scale is rounded to the products' type, as in the models' training.
+        return x * jnp.asarray(x.shape[-1] ** 0.5, x.dtype)
 
     def embed(self, tokens: Tokens, positions: Array | None = None) -> Array:
         """Embeds decoder tokens [B, L], with learned positions [B or 1, L] if any: [B, L, D]."""

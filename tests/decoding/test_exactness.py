@@ -152,7 +152,7 @@ def test_a_draft_of_another_vocabulary_is_exact(sampling: str, gamma: int) -> No
     read_as, place, count = np.array([0, 2, 4, 5]), np.array([0, 6, 4, 5]), 6
     inner = np.random.default_rng(21).normal(0, 1.5, (count,) * 3).astype(np.float32)
     given = jnp.asarray(inner), Tables(jnp.asarray(read_as), jnp.asarray(place))
-    draft = TransformerDraft(Translated(TARGET, toy.VOCABULARY))  # pyright: ignore
+    draft = TransformerDraft(Translated(TARGET))  # pyright: ignore
     config = settings(sampling, gamma)
     output = decode(draft, given, config, rows(sampling, gamma))
     known = inner[read_as][:, read_as]

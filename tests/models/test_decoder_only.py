@@ -106,7 +106,7 @@ def in_chunks(
         # Shorter rows go on while longer ones have come to their end, with any tokens.
         places = np.minimum(lengths[:, None] - 1 + at + np.arange(width), texts.shape[1] - 1)
         chunk = np.take_along_axis(texts, places, axis=1)
-        _, rejected, _ = extend(model, params, state, (chunk + 17) % model.vocab_size)
+        _, rejected, _ = extend(model, params, state, (chunk + 17) % model.config.vocab_size)
         state = model.rewind(rejected, state.lengths)
         here, state, _ = extend(model, params, state, chunk)
         for row in range(3):

@@ -115,7 +115,7 @@ def in_chunks(
     logits = []
     for begin in range(0, tokens.shape[1], width):
         chunk = tokens[:, begin : begin + width]
-        _, rejected, _ = extend(model, params, state, (chunk + 17) % model.vocab_size)
+        _, rejected, _ = extend(model, params, state, (chunk + 17) % model.config.vocab_size)
         state = model.rewind(rejected, state.lengths)
         here, state, _ = extend(model, params, state, chunk)
         logits.append(np.asarray(here))
@@ -264,7 +264,7 @@ def test_at_gives_one_position_of_the_chunk() -> None:
     every, after, _ = extend(model, params, state, tokens)
     at = jnp.array([7, 0, 2])
     one, after_too, _ = extend(model, params, state, tokens, at)
-    assert one.shape == (3, 1, model.vocab_size)
+    assert one.shape == (3, 1, model.config.vocab_size)
     np.testing.assert_allclose(one[:, 0], every[np.arange(3), at], atol=1e-5)
     for left, right in zip(jax.tree.leaves(after), jax.tree.leaves(after_too), strict=True):
         np.testing.assert_allclose(left, right, atol=1e-6)

@@ -23,6 +23,7 @@ class GemmaConfig(RotaryConfig):
     logits_via_embedding: bool = True
 
     depths = ("num_layers",)
+    scales_embedding = True
     fixed: ClassVar[Fields] = {
         **RotaryConfig.fixed,
         "norm": "rms_of_1",

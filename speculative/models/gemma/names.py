@@ -3,7 +3,6 @@
 import re
 
 from speculative.models.gemma.config import GemmaConfig
-from speculative.models.names import Stored
 from speculative.models.rotary_names import (
     GEMMA_2,
     RotaryNames,
@@ -75,10 +74,6 @@ class GemmaNames(RotaryNames[GemmaConfig]):
             windows=read_windows(merged, layers, usual, location),
             window_rope_base=base,
         )
-
-    def names(self, config: GemmaConfig) -> dict[str, Stored]:
-        """See `Names.names`."""
-        return self.decoder(config)
 
     def settings(self, config: GemmaConfig, location: str) -> dict[str, object]:
         """See `Names.settings`."""

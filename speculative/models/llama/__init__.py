@@ -1,7 +1,6 @@
 """Llama and similar decoders: Mistral, SmolLM2, Qwen2.5, Qwen3."""
 
 from speculative.models.llama.config import SIZES, LlamaConfig
-from speculative.models.llama.model import Llama
 from speculative.models.llama.names import LlamaNames
 
-__all__ = ["SIZES", "Llama", "LlamaConfig", "LlamaNames"]
+__all__ = ["SIZES", "LlamaConfig", "LlamaNames"]

@@ -3,7 +3,6 @@
 import re
 
 from speculative.models.llama.config import LlamaConfig
-from speculative.models.names import Stored
 from speculative.models.rotary_names import (
     RotaryNames,
     layer_types,
@@ -56,10 +55,6 @@ class LlamaNames(RotaryNames[LlamaConfig]):
             size = None
         usual = [0] * first + [size or 0] * (layers - first)
         return read_windows(settings, layers, usual, location) if size else (0,)
-
-    def names(self, config: LlamaConfig) -> dict[str, Stored]:
-        """See `Names.names`."""
-        return self.decoder(config)
 
     def settings(self, config: LlamaConfig, location: str) -> dict[str, object]:
         """See `Names.settings`; biases, norms and windows tell the kind."""

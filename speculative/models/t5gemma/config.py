@@ -1,7 +1,6 @@
 """The configuration of T5Gemma models, and the named sizes."""
 
 import dataclasses
-import functools
 from typing import ClassVar, Self
 
 from speculative.models.config import count
@@ -39,6 +38,7 @@ class T5GemmaConfig(RotaryConfig):
         "num_encoder_layers",
         *(f"encoder_{name}" for name in ENCODER),
     )
+    scales_embedding = True
     fixed: ClassVar[Fields] = {
         **RotaryConfig.fixed,
         "norm": "rms_of_1",
@@ -47,15 +47,11 @@ class T5GemmaConfig(RotaryConfig):
         "qkv_biases": False,
     }
 
-    @functools.cached_property
-    def _of_encoder(self) -> Self:
-        own = {name: getattr(self, f"encoder_{name}") or getattr(self, name) for name in ENCODER}
-        return self.replace(**own, reads=type(self.reads)())
-
     @property
     def of_encoder(self) -> Self:
         """The encoder's configuration; never `self`, as the encoder has its own embedding."""
-        return self._of_encoder
+        own = {name: getattr(self, f"encoder_{name}") or getattr(self, name) for name in ENCODER}
+        return self.replace(**own, reads=type(self.reads)())
 
     def description(self) -> tuple[str, str]:
         """The layers of both stacks."""
