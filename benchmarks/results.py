@@ -255,11 +255,17 @@ def peers() -> str:
     same = []
     for model in found:
         ways = [x for x in model["ways"] if not any(word in x["way"] for word in INT8)]
-        ways = [x["differences"] for x in ways if x["program"] != MEASURE]
-        if model["random"] or None in ways:
+        listed = [(x["program"], x["differences"]) for x in ways if x["program"] != MEASURE]
+        if model["random"] or any(differences is None for _, differences in listed):
             continue  # Random weights magnify rounding: their tokens cannot be compared.
-        equal = sum(all(Difference(**one).near_tie for one in listed) for listed in ways)
-        same.append(f"{equal} of {len(ways)} for `{pathlib.Path(model['target']).name}`")
+        others = [
+            program
+            for program, differences in listed
+            if not all(Difference(**one).near_tie for one in differences)
+        ]
+        told = f"{len(listed) - len(others)} of {len(listed)}"
+        told += f" for `{pathlib.Path(model['target']).name}`"
+        same.append(told + (f" (all but {', '.join(dict.fromkeys(others))}'s)" if others else ""))
     note = "Ways in float32 whose outputs are those of transformers, near ties excused: "
     return measured_on(*found) + f"{note}{', '.join(same)}.\n\n" + pages.markdown(heads, rows)
 
