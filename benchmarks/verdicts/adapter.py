@@ -9,6 +9,7 @@ import pathlib
 
 NUMBERS = {"samples": 1, "max_length": 16, "gamma": 4, "top_k": 0, "seed": 0}
 REALS = {"temperature": 1.0, "top_p": 1.0, "min_p": 0.0}
+SAMPLING = "temperature", "top_k", "top_p", "min_p"
 
 
 def command_line(

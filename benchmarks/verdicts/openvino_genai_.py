@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.verdicts.adapter import command_line
+from benchmarks.verdicts.adapter import SAMPLING, command_line
 
 # With its own gamma, the draft stops by itself when it is unsure of a guess.
 NAMES = "plain", "draft model", "draft model, own gamma", "prompt lookup"
@@ -59,7 +59,7 @@ def converted(folder: pathlib.Path) -> str:
 def settings_of(given: argparse.Namespace) -> dict[str, Any]:
     """The settings of a request, all but its seed."""
     settings: dict[str, Any] = {"do_sample": True, "max_new_tokens": given.max_length}
-    settings |= {name: getattr(given, name) for name in ("temperature", "top_k", "top_p", "min_p")}
+    settings |= {name: getattr(given, name) for name in SAMPLING}
     if not given.top_k:
         del settings["top_k"]  # Here 0 does not mean all tokens.
     ends = json.loads((given.target / "config.json").read_text()).get("eos_token_id")

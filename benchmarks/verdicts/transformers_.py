@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import transformers
 
-from benchmarks.verdicts.adapter import command_line
+from benchmarks.verdicts.adapter import SAMPLING, command_line
 
 WAYS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -89,9 +89,7 @@ def main() -> None:
     # A folder may come with sampling settings; only its special tokens are kept.
     target.generation_config = transformers.GenerationConfig(**special)
     settings = {"do_sample": True, "num_beams": 1, "max_new_tokens": arguments.max_length}
-    settings |= {
-        name: getattr(arguments, name) for name in ("temperature", "top_k", "top_p", "min_p")
-    }
+    settings |= {name: getattr(arguments, name) for name in SAMPLING}
     settings |= ways_settings(arguments, target)
     rows = 256 if arguments.way == "plain" else 1  # Guesses serve one text at a time.
     batches = [min(rows, arguments.samples - i) for i in range(0, arguments.samples, rows)]

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.verdicts.adapter import command_line
+from benchmarks.verdicts.adapter import SAMPLING, command_line
 
 # According to the program, min-p does not work together with guesses.
 GUESSED: dict[str, Any] = {"kinds": ["decoder"], "settings": ["top_k", "top_p"]}
@@ -73,9 +73,7 @@ def main() -> None:
         speculative_config=guesses_of(arguments),
     )
     ends = json.loads((arguments.target / "config.json").read_text()).get("eos_token_id")
-    settings = {
-        name: getattr(arguments, name) for name in ("temperature", "top_k", "top_p", "min_p")
-    }
+    settings = {name: getattr(arguments, name) for name in SAMPLING}
     settings |= {"max_tokens": arguments.max_length, "detokenize": False}
     settings |= {"stop_token_ids": ends if isinstance(ends, list) else [ends]}
     with open(arguments.output, "w") as output:
