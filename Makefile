@@ -10,7 +10,7 @@ help:
 	@echo "make demo    decode with the bundled T5 pair and print the paper's Tables 2 and 4 for it"
 	@echo "make test    run the test suite"
 	@echo "make test-long   run the tests that take longest: several processes and devices, many settings"
-	@echo "make test-tpu    compile for TPUs with the TPU compiler, in .venv-tpu; no TPU is needed"
+	@echo "make test-tpu    compile for TPUs with the TPU compiler, in .libtpu; no TPU is needed"
 	@echo "make test-mesh   decode all bundled prompts, and train, on meshes of eight devices simulated on this CPU"
 	@echo "make test-peers  compare with transformers, CTranslate2 and llama.cpp (installs torch)"
 	@echo "make test-real   compare with transformers on real weights, SmolLM2 and Gemma 3 270M (installs torch)"
@@ -32,9 +32,9 @@ test-long: .venv/dev.stamp
 
 # Every worker loads libtpu, which rejects the XLA flags of the other tests; JAX does not look for a
 # TPU.
-test-tpu: .venv-tpu/tpu.stamp
-	JAX_PLATFORMS=cpu ALLOW_MULTIPLE_LIBTPU_LOAD=true XLA_FLAGS= \
-		.venv-tpu/bin/python -m pytest -n 2 --dist worksteal tests/tpu
+test-tpu: .venv/dev.stamp .libtpu/tpu.stamp
+	PYTHONPATH=$(CURDIR)/.libtpu JAX_PLATFORMS=cpu ALLOW_MULTIPLE_LIBTPU_LOAD=true XLA_FLAGS= \
+		$(BIN)/python -m pytest -n 2 --dist worksteal tests/tpu
 
 # Tests run one at a time, because the devices' threads wait for one another.
 test-mesh: .venv/dev.stamp
@@ -60,7 +60,7 @@ check: .venv/dev.stamp
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
 clean:
-	rm -rf .venv .venv-tpu .venv-real build dist *.egg-info .pytest_cache .ruff_cache
+	rm -rf .venv .venv-real .libtpu build dist *.egg-info .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The stamps record installations; changing the ranges or the pins installs again.
@@ -82,12 +82,10 @@ clean:
 	@$(INSTALL) -e '.[dev,tasks]'
 	@touch $@
 
-# This environment is separate, because with libtpu JAX would look for a TPU in every other test.
-.venv-tpu/tpu.stamp: setup.py constraints.txt
-	@echo "Installing speculative and the TPU compiler into .venv-tpu (once; a few minutes) ..."
-	@$(PYTHON) -m venv .venv-tpu
-	@.venv-tpu/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
-		-e '.[dev,tpu]'
+# The TPU compiler lies in a folder of its own, because where JAX finds it, it looks for a TPU.
+.libtpu/tpu.stamp: .venv/core.stamp
+	@echo "Installing the TPU compiler into .libtpu (once) ..."
+	@$(INSTALL) --no-deps --upgrade --target .libtpu libtpu
 	@touch $@
 
 .venv-real/real.stamp: constraints.txt

@@ -169,8 +169,8 @@ def require_compiler() -> None:
     """Raises ValueError if the TPU compiler is not installed."""
     if importlib.util.find_spec("libtpu") is None:
         raise ValueError(
-            "The TPU's compiler is not installed; pip install libtpu, in a separate environment "
-            "(make test-tpu makes one, .venv-tpu)."
+            "The TPU's compiler is not installed; pip install libtpu in a separate environment, or "
+            "set PYTHONPATH=.libtpu, the folder into which make test-tpu installs it."
         )
 
 

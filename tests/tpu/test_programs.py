@@ -1,7 +1,7 @@
 """What the TPU's compiler makes of the programs: T5 v1.1 XXL cut to a few layers, on a v4 chip.
 
 Its estimates are deterministic, so bounds are near what was found (libtpu 0.0.52, JAX 0.10.2).
-`make test-tpu` runs this file, in an environment with libtpu.
+`make test-tpu` runs this file, with libtpu on Python's path.
 """
 
 import dataclasses
