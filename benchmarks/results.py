@@ -117,7 +117,11 @@ def _drafts(cell: Callable[[Record], str], temperatures: Sequence[int] = (0, 1))
     return measured_on(*found) + pages.markdown(heads, rows)
 
 
-KINDS = {"small": "a Transformer", "hidden": "one that reads hidden states", "mixed": "that, mixed"}
+KINDS = {
+    "small": "small Transformer",
+    "hidden": "hidden-state draft",
+    "mixed": "hidden-state draft + `copy`",
+}
 
 
 def drafts() -> str:

@@ -28,7 +28,7 @@ FOUR = "--xla_force_host_platform_device_count=4"
 
 # Replacements in a command before it is run, by pattern.
 MEANT = {
-    r"^\.venv(-tpu)?/bin/": "",
+    r"^\.venv/bin/": "",
     r"^make demo": "speculative demo",
     r"\bDIR…": "results/demo",
 }

@@ -58,8 +58,8 @@ class Faulty(rules.Token):
         return accepted, categorical(rules.residual(p, left), uniform)
 
 
-class CoinsByPosition(rules.Block):
-    """Block verification with coins that belong to a token's position: later steps reuse them."""
+class KeyedByPosition(rules.Block):
+    """Block verification with random numbers keyed by position, which later steps reuse."""
 
     keyed_by: ClassVar[Literal["position", "step"]] = "position"
 
@@ -78,7 +78,7 @@ def faults(sampling: Sampling) -> dict[str, tuple[rules.Rule, Sampling]]:
     """The rule and the settings of each faulty sampler, by its fault."""
     names = (FROM_TARGET, DROPPED, IGNORED)
     faulty: dict[str, rules.Rule] = {name: Faulty(fault=name) for name in names}
-    faulty["coins of block verification keyed by position"] = CoinsByPosition()
+    faulty["random numbers of block verification keyed by position"] = KeyedByPosition()
     if sampling.truncated:
         faulty[UNTRUNCATED] = Faulty(fault=UNTRUNCATED)
     wrong = {name: (rule, sampling) for name, rule in faulty.items()}

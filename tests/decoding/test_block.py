@@ -21,7 +21,7 @@ from speculative.decoding import Decoding, Output, Params, block, rules
 from speculative.decoding import loop as fast
 from speculative.drafts import Draft, TransformerDraft
 from speculative.sampling import Sampling
-from speculative.studies.power import CoinsByPosition
+from speculative.studies.power import KeyedByPosition
 from speculative.types import PyTree
 from tests import toy
 from tests.decoding.test_exactness import LENGTHS, OPTIMIZED, outputs
@@ -202,8 +202,8 @@ def of_two(chances: np.ndarray) -> np.ndarray:
     return np.broadcast_to(logits, (toy.PADDED,) * 3)
 
 
-@pytest.mark.parametrize("rule", [BLOCK, CoinsByPosition()], ids=["step", "position"])
-def test_coins_keyed_by_position_are_found(rule: rules.Rule) -> None:
+@pytest.mark.parametrize("rule", [BLOCK, KeyedByPosition()], ids=["step", "position"])
+def test_random_numbers_keyed_by_position_are_found(rule: rules.Rule) -> None:
     """On the paper's toy the texts tell, and the first tokens alone do not."""
     config = dataclasses.replace(settings(2, rule, 3), sampling=Sampling())
     output = decode(DRAFT, toy.params(of_two(Q)), config, of_two(P))

@@ -24,7 +24,7 @@ from speculative.pair import Pair
 from speculative.sampling import Sampling
 from speculative.studies import power
 from speculative.studies.audit import Audit, Sample, _least_kept, audit, read, require_enough
-from speculative.studies.power import CoinsByPosition
+from speculative.studies.power import KeyedByPosition
 from tests import toy
 from tests.decoding.test_block import P, Q, of_two
 from tests.measurement.pairs import MODEL_DRAFT, toy_pair
@@ -95,12 +95,12 @@ def test_a_fault_is_caught(rule: rules.Rule, own: Sampling) -> None:
     assert caught(found, dataclasses.replace(own, temperature=1.0)) == 1
 
 
-def test_coins_keyed_by_position_are_caught_by_beginnings_alone() -> None:
+def test_random_numbers_keyed_by_position_are_caught_by_beginnings_alone() -> None:
     """On the paper's toy, with texts of 8 tokens; first tokens do not tell."""
     given: dict[str, Any] = {"draft": of_two(Q), "target": of_two(P), "gamma": 2, "length": 8}
     given["count"] = 1000
     pair = pair_of(of_two(P))
-    wrong = [samples(CoinsByPosition(), seed, **given) for seed in range(SEEDS)]
+    wrong = [samples(KeyedByPosition(), seed, **given) for seed in range(SEEDS)]
     assert caught(wrong, pair=pair) == 1
     first = [audit(pair, one, Sampling(), 0.001).tests[0] for one in wrong]
     assert all(test.name == "first tokens" and test.p_value > 0.001 for test in first)
