@@ -65,6 +65,7 @@ import jax.core  # noqa: E402
 import numpy as np  # noqa: E402
 
 from speculative.decoding import loop, programs, queue, settings  # noqa: E402
+from speculative.rows import memory  # noqa: E402
 from tests import saved  # noqa: E402
 
 
@@ -111,6 +112,12 @@ def drawn(seed: np.uint32, examples: Any, shape: tuple[int, ...]) -> jax.Array:
 
 
 settings._draws = drawn
+
+
+@pytest.fixture(scope="module", autouse=True)
+def spared() -> None:
+    """A worker that compiled thousands of programs does not run out of memory maps."""
+    memory.spare_maps()
 
 
 @pytest.fixture
