@@ -29,6 +29,7 @@ FOUR = "--xla_force_host_platform_device_count=4"
 # Replacements in a command before it is run, by pattern.
 MEANT = {
     r"^\.venv/bin/": "",
+    r"^python scripts/": f"python {ROOT}/scripts/",
     r"^make demo": "speculative demo",
     r"\bDIR…": "results/demo",
 }
@@ -43,6 +44,7 @@ ABSENT = [
         "--distributed",
     ),  # They need a network or machines.
     "-m benchmarks|random",  # They need much memory or many minutes.
+    "scripts/(api|pictures)",  # They write into docs/.
     "…|[.][.][.]",  # The command is incomplete.
     r"\b(DIR|FILE|TARGET|DRAFT|FOLDER)\b|[a-z]\.(txt|tsv)",  # Files and folders of the user.
     r"samples\.jsonl|my_tasks|table ?9|data/tokenized|work/",  # Outputs of other steps.
