@@ -78,7 +78,7 @@ def main() -> None:
         model = load(arguments, pathlib.Path(folder))
         written = json.loads((pathlib.Path(folder) / "target/genai_config.json").read_text())
         ends = written["model"]["eos_token_id"]
-        ends = set(ends) if isinstance(ends, list) else {ends}
+        ends = ends if isinstance(ends, list) else [ends]
         for line in pathlib.Path(arguments.prompts).read_text().splitlines():
             prompt = json.loads(line)["prompt_tokens"]
             params = onnxruntime_genai.GeneratorParams(model)
@@ -94,9 +94,9 @@ def main() -> None:
                 while not generator.is_done():
                     generator.generate_next_token()
                 for row in range(rows):
-                    text = generator.get_sequence(row)[len(prompt) :].tolist()[
-                        : arguments.max_length
-                    ]
+                    # With guesses, the program leaves out the end token.
+                    text = [*generator.get_sequence(row)[len(prompt) :].tolist(), ends[0]]
+                    text = text[: arguments.max_length]
                     stop = next((i + 1 for i, token in enumerate(text) if token in ends), None)
                     print(json.dumps({"prompt_tokens": prompt, "tokens": text[:stop]}), file=output)
 
