@@ -5,9 +5,9 @@
 
 An adapter in this folder drives each program with the interpreter of an environment that has it: it
 reads Hugging Face folders and writes samples, which are audited here. Each way of sampling runs on
-each target with each setting, and once with a planted fault, a temperature of 0.9 T, which the
-audit must find. A verdict is a line of JSON. Existing verdicts are kept; `--only` repeats some.
-`--table` writes the tables of docs/verdicts.md.
+each target with each setting, and if it passes once more with a planted fault, a temperature of
+0.9 T, which the audit must find. A verdict is a line of JSON. Existing verdicts are kept; `--only`
+repeats some. `--table` writes the tables of docs/verdicts.md.
 """
 
 import argparse
@@ -219,10 +219,7 @@ def table(verdicts: Sequence[dict[str, Any]]) -> str:
 
     for key, found in sorted(rows.items()):
         texts = max(one.get("texts", 0) for one in found.values())
-        fails = any(not found[name].get("passed") for name in SETTINGS if name in found)
-        # If a way fails without the fault, its failure with the fault means nothing.
-        shown = found | ({columns[-1]: None} if fails else {})
-        cells = [cell(column, shown.get(column)) for column in columns]
+        cells = [cell(column, found.get(column)) for column in columns]
         lines.append(f"| {' | '.join(f'`{key[0]}`' if i == 0 else x for i, x in enumerate(key))}"
                      f" | {texts:,} | {' | '.join(cells)} |")  # fmt: skip
     return "\n".join(lines)
@@ -283,6 +280,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
                     same = [x for x in kept if name.items() <= x.items()]
                     if way not in options.only if options.only else same:
                         continue
+                    whole = {**name, "planted": False}.items() - {("setting", setting)}
+                    if planted and not all(x.get("passed") for x in kept if whole <= x.items()):
+                        continue  # A failure with the fault would mean nothing.
                     powered = any("power" in x for x in kept if x["target"] == case.target
                                   and x["setting"] == setting)  # fmt: skip
                     with_power = options.power and not planted and not powered
