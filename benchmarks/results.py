@@ -267,9 +267,9 @@ def peers() -> str:
             for program, differences in listed
             if not all(Difference(**one).near_tie for one in differences)
         ]
-        told = f"{len(listed) - len(others)} of {len(listed)}"
-        told += f" for `{pathlib.Path(model['target']).name}`"
-        same.append(told + (f" (all but {', '.join(dict.fromkeys(others))}'s)" if others else ""))
+        name = pathlib.Path(model["target"]).name
+        except_for = f" (all but {', '.join(dict.fromkeys(others))}'s)" if others else ""
+        same.append(f"{len(listed) - len(others)} of {len(listed)} for `{name}`{except_for}")
     note = "Ways in float32 whose outputs are those of transformers, near ties excused: "
     return measured_on(*found) + f"{note}{', '.join(same)}.\n\n" + pages.markdown(heads, rows)
 

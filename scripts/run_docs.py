@@ -48,8 +48,8 @@ ABSENT = [
     "-m benchmarks|random",  # They need much memory or many minutes.
     "scripts/(api|pictures)",  # They write into docs/.
     "…|[.][.][.]",  # The command is incomplete.
-    r"\b(DIR|FILE|TARGET|DRAFT|FOLDER)\b|[a-z]\.(txt|tsv)",  # Files and folders of the user.
-    r"(samples|chats|question)\.jsonl|my_tasks|table ?9|data/tokenized|work/",  # Of other steps.
+    r"\b(DIR|FILE|TARGET|DRAFT|FOLDER)\b|[a-z]\.(txt|tsv)|question\.jsonl",  # Files of the user.
+    r"(samples|chats)\.jsonl|my_tasks|table ?9|data/tokenized|work/",  # Outputs of other steps.
 ]
 
 # Models that a command may name where `make test-real` put them, or a draft beside them.
@@ -121,8 +121,9 @@ def main() -> int:
     failed = 0
     with tempfile.TemporaryDirectory(prefix="run-docs-") as temporary:
         folder = pathlib.Path(temporary)
-        missing = [rf"\b{model}\b" for model in MODELS if not (REAL / model).is_dir()]
-        for model in MODELS:
+        present = [model for model in MODELS if (REAL / model).is_dir()]
+        missing = [rf"\b{model}\b" for model in MODELS if model not in present]
+        for model in present:
             (folder / model).symlink_to(REAL / model)
         for page, text in pages.items():
             program = folder / f"{page.replace('/', '_')}.py"

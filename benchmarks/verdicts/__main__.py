@@ -5,7 +5,7 @@
 
 An adapter in this folder drives each program with the interpreter of an environment that has it: it
 reads Hugging Face folders and writes samples, which are audited here. Each way of sampling runs on
-each target with each setting, and if it passes once more with a planted fault, a temperature of
+each target with each setting and, if it passes, once more with a planted fault, a temperature of
 0.9 T, which the audit must find. A verdict is a line of JSON. Existing verdicts are kept; `--only`
 repeats some. `--table` writes the tables of docs/verdicts.md.
 """
@@ -192,6 +192,12 @@ def asked_for(case: Case, ways: dict[str, dict[str, Any]]) -> Iterator[tuple[str
         yield way, case.settings[0], True
 
 
+def fails(verdicts: Sequence[dict[str, Any]], one: dict[str, Any]) -> bool:
+    """Whether a verdict's way fails without a fault: its failure with one then means nothing."""
+    way = {name: one[name] for name in ("target", "program", "version", "way")} | {"planted": False}
+    return not all(x.get("passed") for x in verdicts if way.items() <= x.items())
+
+
 def table(verdicts: Sequence[dict[str, Any]]) -> str:
     """All verdicts in Markdown, one line per way and target."""
     columns = [*SETTINGS, "planted fault"]
@@ -206,7 +212,7 @@ def table(verdicts: Sequence[dict[str, Any]]) -> str:
         rows.setdefault(key, {})[column] = one
 
     def cell(column: str, one: dict[str, Any] | None) -> str:
-        if one is None:
+        if one is None or (one["planted"] and fails(verdicts, one)):
             return ""
         if "error" in one:
             return "could not be run"
@@ -280,9 +286,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
                     same = [x for x in kept if name.items() <= x.items()]
                     if way not in options.only if options.only else same:
                         continue
-                    whole = {**name, "planted": False}.items() - {("setting", setting)}
-                    if planted and not all(x.get("passed") for x in kept if whole <= x.items()):
-                        continue  # A failure with the fault would mean nothing.
+                    if planted and fails(kept, name):
+                        continue
                     powered = any("power" in x for x in kept if x["target"] == case.target
                                   and x["setting"] == setting)  # fmt: skip
                     with_power = options.power and not planted and not powered

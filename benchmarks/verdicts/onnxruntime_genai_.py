@@ -94,8 +94,9 @@ def main() -> None:
                 while not generator.is_done():
                     generator.generate_next_token()
                 for row in range(rows):
-                    # With guesses, the program leaves out the end token.
-                    text = [*generator.get_sequence(row)[len(prompt) :].tolist(), ends[0]]
+                    text = generator.get_sequence(row)[len(prompt) :].tolist()
+                    if arguments.way != "plain":
+                        text.append(ends[0])  # With guesses, the program leaves it out.
                     text = text[: arguments.max_length]
                     stop = next((i + 1 for i, token in enumerate(text) if token in ends), None)
                     print(json.dumps({"prompt_tokens": prompt, "tokens": text[:stop]}), file=output)
