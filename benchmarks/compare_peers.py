@@ -40,6 +40,7 @@ OURS = "speculative"
 MEASURE = "transformers"  # All outputs are compared with its autoregressive ones.
 MODELS = (*made.SHIPPED, "t5_1_1_base")  # The ones that are compared unless others are named.
 PREFILLS = (64, 512, 2048)  # Tokens of the sources whose prefill is timed.
+PACKAGES = {"llama.cpp": "llama_cpp_python"}  # Those of other names than the program's.
 TIE = 1e-3  # If two logits differ by less than this, rounding decides which one is larger.
 
 Way = tuple[str, str]  # A program and how it decodes.
@@ -273,7 +274,7 @@ def machine() -> dict[str, Any]:
     versions: dict[str, str | None] = dict.fromkeys(("jax", "torch", *PROGRAMS))
     for name in versions:
         with contextlib.suppress(metadata.PackageNotFoundError):
-            versions[name] = metadata.version(name)
+            versions[name] = metadata.version(PACKAGES.get(name, name))
     here = {"commit": environment.commit(), "device": environment.device()}
     return here | {"versions": versions}
 

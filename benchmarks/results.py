@@ -312,8 +312,11 @@ def of_sampled_guesses(records: Sequence[Record]) -> list[Record]:
     return [one for one in records if one["experiment"].removesuffix("_block") not in alike]
 
 
+UNKEPT = "gin", "fingerprints"  # Of use where a run is resumed.
+
+
 def short(record: Record) -> str:
-    """A record as a line for the repository: five digits, no empty fields, no gin file."""
+    """A record as a line for the repository: five digits, no empty fields, no `UNKEPT` ones."""
 
     def rounded(value: Any) -> Any:
         if isinstance(value, dict):
@@ -322,7 +325,9 @@ def short(record: Record) -> str:
             return [rounded(x) for x in value]
         return float(f"{value:.5g}") if isinstance(value, float) else value
 
-    kept = {name: x for name, x in record.items() if x not in (None, "", [], {}) and name != "gin"}
+    kept = {
+        name: x for name, x in record.items() if x not in (None, "", [], {}) and name not in UNKEPT
+    }
     return json.dumps(rounded(kept), ensure_ascii=False, separators=(",", ":")) + "\n"
 
 
@@ -335,7 +340,9 @@ def measure(parts: Sequence[str], folder: pathlib.Path, chat: Sequence[str]) -> 
         if name == "peers":  # One model at a time, so that a stopped run keeps those it has.
             steps = {model: [*command, f"--models={model}"] for model in MODELS}
             if chat:
-                steps[chat[0]] = [*command, f"--models={chat[0]}", f"--draft={chat[1]}"]
+                # A token takes twenty times as long as the bundled models', so there are fewer.
+                few = "--rounds=3", "--timed=4"
+                steps[chat[0]] = [*command, f"--models={chat[0]}", f"--draft={chat[1]}", *few]
         for step, command in steps.items():
             done = output / f"done_{pathlib.Path(step).name}"
             if not done.exists():
