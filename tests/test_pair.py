@@ -115,7 +115,11 @@ def test_the_end_of_a_long_prompt_is_kept(folder: pathlib.Path) -> None:
 
 @pytest.mark.parametrize(
     ("draft", "positions"),
-    [("copy", 96), ("model", 80), ("+suffix", 80)],  # Of a mixture's model too.
+    [
+        ("copy", 96),
+        ("model", 80),
+        pytest.param("+suffix", 80, marks=pytest.mark.long),  # A mixture's model has a limit too.
+    ],
 )
 def test_a_text_may_have_as_many_tokens_as_there_are_positions(
     folder: pathlib.Path, draft: str, positions: int
@@ -264,7 +268,7 @@ def test_a_stop_string_ends_what_is_counted(folder: pathlib.Path) -> None:
     assert len(seen) > 8
 
 
-@pytest.mark.parametrize("verification", ["token", "block"])
+@pytest.mark.parametrize("verification", ["token", pytest.param("block", marks=pytest.mark.long)])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_draft_whose_logits_are_not_finite_is_refused(
     folder: pathlib.Path, verification: str, temperature: float

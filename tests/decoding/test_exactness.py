@@ -45,6 +45,7 @@ from speculative.sampling import Sampling, categorical
 from speculative.types import PyTree
 from tests import ngrams, numpy_models, saved, tiny, toy
 
+LONG = pytest.mark.long
 OPTIMIZED = pytest.mark.usefixtures("optimized")
 
 ROWS, FEWER = 100_000, 20_000
@@ -63,7 +64,7 @@ LENGTHS = {1: 5, 4: 8, 7: 9}
 EACH = [("temperature 1", gamma) for gamma in LENGTHS] + [("top_k", 4), ("top_p", 7)]
 """Ways of sampling and gammas: what is standardised does not depend on gamma."""
 
-ONCE = [("temperature 1", 4), ("top_k", 1), ("top_p", 7)]
+ONCE = [("temperature 1", 4), ("top_k", 1), pytest.param("top_p", 7, marks=LONG)]
 """Each of them once, for what decodes by the same program but for the guesses."""
 
 TARGET = toy.MarkovModel()
@@ -114,7 +115,10 @@ def p_values(output: Output, q: np.ndarray, config: Decoding) -> tuple[float, fl
 
 @OPTIMIZED
 @pytest.mark.parametrize(("sampling", "gamma"), EACH)
-@pytest.mark.parametrize("table", [toy.near_table, toy.far_table, toy.disjoint_table])
+@pytest.mark.parametrize(
+    "table",
+    [toy.near_table, *(pytest.param(x, marks=LONG) for x in (toy.far_table, toy.disjoint_table))],
+)
 def test_a_model_draft_is_exact(table: Callable[[], np.ndarray], sampling: str, gamma: int) -> None:
     config = settings(sampling, gamma)
     output = decode(MODEL_DRAFT, toy.params(table()), config, rows(sampling, gamma))
@@ -232,10 +236,10 @@ def of_t5() -> toy.Probabilities:
     [
         (False, rules.Token(), "float32"),
         (False, rules.Block(), "float32"),
-        (True, rules.Token(), "float32"),
         (True, rules.Block(), "float32"),
-        (False, rules.Token(), "bfloat16"),
-        (True, rules.Block(), "bfloat16"),
+        pytest.param(True, rules.Token(), "float32", marks=LONG),
+        pytest.param(False, rules.Token(), "bfloat16", marks=LONG),
+        pytest.param(True, rules.Block(), "bfloat16", marks=LONG),
     ],
     ids=str,
 )

@@ -116,9 +116,14 @@ def test_the_test_finds_a_correction_from_the_whole_target(
 
 @pytest.mark.parametrize(
     ("temperature", "verification", "tree"),
-    [(0.0, "token", 0), (1.0, "token", 0), (0.0, "coupled", 15), (1.0, "coupled", 0),
-     (1.0, "coupled", 15)],
-)  # fmt: skip
+    [
+        (0.0, "token", 0),
+        (1.0, "token", 0),
+        (1.0, "coupled", 15),
+        pytest.param(0.0, "coupled", 15, marks=pytest.mark.long),
+        pytest.param(1.0, "coupled", 0, marks=pytest.mark.long),
+    ],
+)
 def test_it_equals_the_fast_loop_on_the_bundled_pair(
     temperature: float, verification: str, tree: int
 ) -> None:

@@ -71,6 +71,7 @@ def test_on_t5(dtype: str) -> None:
     assert 0 < sum(step.accepted for step in steps) < 4 * len(steps)
 
 
+@pytest.mark.long
 def test_blocks_on_t5() -> None:
     """200 texts, by a sampled draft that is close to the target and by one that is not."""
     config = Decoding(tiny.VOCABULARY, Sampling(1.0), 4, 24, eos_ids=(7,), rule=rules.Block())

@@ -121,7 +121,7 @@ def toy_params() -> NgramParams:
     return ngram_params(count_ngrams(ngrams.texts(toy.VOCABULARY), 3, toy.VOCABULARY), 3)
 
 
-@pytest.mark.parametrize("gamma", [1, 4])
+@pytest.mark.parametrize("gamma", [pytest.param(1, marks=pytest.mark.long), 4])
 def test_a_trigram_draft_is_exact(gamma: int) -> None:
     check_exact(NgramDraft(3), toy_params(), gamma, Sampling(1.3, top_p=0.8))
 

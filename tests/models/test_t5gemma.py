@@ -73,7 +73,7 @@ def extend(model: FlaxModel, params: PyTree, state: Any, tokens: Any) -> Any:
     return model.extend(params, state, Chunk(tokens))
 
 
-@pytest.mark.parametrize("width", [1, 4])
+@pytest.mark.parametrize("width", [pytest.param(1, marks=pytest.mark.long), 4])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_chunks_are_that_too(layout: str, width: int, opened: Any) -> None:
     model, params, _ = opened
@@ -87,7 +87,9 @@ def test_chunks_are_that_too(layout: str, width: int, opened: Any) -> None:
         assert np.abs(logits - wanted).max() < NEAR
 
 
-@pytest.mark.parametrize(("gamma", "tree"), [(0, 0), (4, 0), (4, 12)])
+@pytest.mark.parametrize(
+    ("gamma", "tree"), [(0, 0), pytest.param(4, 0, marks=pytest.mark.long), (4, 12)]
+)
 def test_greedy_tokens_are_those_of_transformers(gamma: int, tree: int, opened: Any) -> None:
     model, params, _ = opened
     rough = jax.tree.map(lambda x: x.astype(jnp.bfloat16).astype(np.float32), params)

@@ -95,6 +95,7 @@ def test_a_fault_is_caught(rule: rules.Rule, own: Sampling) -> None:
     assert caught(found, dataclasses.replace(own, temperature=1.0)) == 1
 
 
+@pytest.mark.long
 def test_random_numbers_keyed_by_position_are_caught_by_beginnings_alone() -> None:
     """On the paper's toy, with texts of 8 tokens; first tokens do not tell."""
     given: dict[str, Any] = {"draft": of_two(Q), "target": of_two(P), "gamma": 2, "length": 8}

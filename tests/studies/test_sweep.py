@@ -283,6 +283,7 @@ def test_tune_tells_the_best_gamma(
     assert ("Best: γ = 10, " in said) == (verify == 2)
 
 
+@pytest.mark.long
 def test_verify_tells_its_verdict(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     more = ("--limit=3", "--samples=100")
     assert cli.main(about(arguments, "verify", *more)) == 0

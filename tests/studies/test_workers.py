@@ -52,7 +52,7 @@ def alone(configs: dict[str, RowConfig], tmp_path: pathlib.Path) -> list[records
     return sweep.run(configs, tmp_path / "alone")
 
 
-@pytest.mark.parametrize("of", [2, 3, 7])
+@pytest.mark.parametrize("of", [2, 3, pytest.param(7, marks=pytest.mark.long)])
 def test_any_number_of_workers_finds_the_same(
     configs: dict[str, RowConfig], alone: list[records.Record], tmp_path: pathlib.Path, of: int
 ) -> None:

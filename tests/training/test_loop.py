@@ -170,6 +170,7 @@ def test_the_parts_of_a_batch_add_up_to_its_gradient(microbatches: int) -> None:
         assert float(value) == pytest.approx(float(whole[name]), rel=1e-5)
 
 
+@pytest.mark.long
 def test_parts_of_a_batch_drop_out_differently() -> None:
     """A batch of one row, eight times: as many masks, so another gradient than that of one."""
     (batch, *_) = tiny.on_device([next(tiny.mixture().batches(0))])
