@@ -5,7 +5,8 @@ import ctranslate2
 
 from benchmarks.peers.huggingface import quieten
 from benchmarks.peers.system import Setting, thread_counts
-from benchmarks.verdicts.ctranslate2_ import convert, ends_of, read_config
+from benchmarks.verdicts.adapter import end_tokens
+from benchmarks.verdicts.ctranslate2_ import convert
 
 
 class OpenNMT:
@@ -15,7 +16,7 @@ class OpenNMT:
         quieten()
         self._setting, self._engines = setting, {}
         engine = ctranslate2.Generator if setting.decoder_only else ctranslate2.Translator
-        self._end = [str(end) for end in ends_of(read_config(setting.exported))]
+        self._end = [str(end) for end in end_tokens(setting.exported)]
         for kind in ("float32", "int8"):
             converted = f"{setting.exported}-{kind}"
             convert(setting.exported, converted, kind)

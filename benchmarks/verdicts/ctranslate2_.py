@@ -15,7 +15,7 @@ import ctranslate2
 import transformers
 from ctranslate2.converters import TransformersConverter
 
-from benchmarks.verdicts.adapter import command_line
+from benchmarks.verdicts.adapter import command_line, end_tokens, read_config
 
 SETTINGS = ["top_k", "top_p"]
 AS_CONVERTED = "float32 as converted"
@@ -23,17 +23,6 @@ WAYS: dict[str, dict[str, Any]] = {
     "float32": {"settings": SETTINGS},
     AS_CONVERTED: {"kinds": ["encoder-decoder"], "settings": SETTINGS},
 }
-
-
-def ends_of(config: dict[str, Any]) -> list[int]:
-    """The tokens that end a text."""
-    ends = config["eos_token_id"]
-    return ends if isinstance(ends, list) else [ends]
-
-
-def read_config(folder: str) -> dict[str, Any]:
-    """The configuration in a Hugging Face folder."""
-    return json.loads((pathlib.Path(folder) / "config.json").read_text())
 
 
 def convert(source: str, folder: str, quantization: str, corrected: bool = True) -> None:
@@ -48,7 +37,7 @@ def convert(source: str, folder: str, quantization: str, corrected: bool = True)
     tokenizer = SimpleNamespace(
         bos_token=str(config.get("bos_token_id") or 0),
         pad_token=str(config.get("pad_token_id") or 0),
-        eos_token=str(ends_of(config)[0]),
+        eos_token=str(end_tokens(source)[0]),
         unk_token=str(config.get("unk_token_id") or 0),
         get_vocab=lambda: {str(i): i for i in range(config["vocab_size"])},
         convert_ids_to_tokens=str,
@@ -88,7 +77,7 @@ def main() -> None:
         "sampling_temperature": arguments.temperature,
         "sampling_topk": arguments.top_k,
         "sampling_topp": arguments.top_p,
-        "end_token": [str(end) for end in ends_of(config)],
+        "end_token": [str(end) for end in end_tokens(arguments.target)],
         "return_end_token": True,
     }
     with tempfile.TemporaryDirectory() as folder:

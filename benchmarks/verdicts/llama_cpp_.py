@@ -16,7 +16,7 @@ import numpy as np
 from llama_cpp import llama_speculative
 from safetensors.numpy import load_file
 
-from benchmarks.verdicts.adapter import command_line
+from benchmarks.verdicts.adapter import command_line, end_tokens, read_config
 
 # The Python package has no model as a draft, but a class to derive one from.
 WAYS = dict.fromkeys(("plain", "prompt lookup", "draft"), {"kinds": ["decoder"]})
@@ -39,7 +39,7 @@ def converted(folder: pathlib.Path) -> str:
     to = folder.with_name(folder.name + ".gguf")
     if to.exists():
         return str(to)
-    config = json.loads((folder / "config.json").read_text())
+    config = read_config(folder)
     config |= config.get("rope_parameters") or {}
     kind = config["model_type"]
     if kind not in FIELDS:
@@ -92,8 +92,7 @@ def main() -> None:
     if arguments.way == "prompt lookup":
         draft = llama_speculative.LlamaPromptLookupDecoding(num_pred_tokens=arguments.gamma)
     model = llama_cpp.Llama(converted(arguments.target), draft_model=draft, **GIVEN)
-    ends = json.loads((arguments.target / "config.json").read_text()).get("eos_token_id")
-    ends = set(ends) if isinstance(ends, list) else {ends}
+    ends = end_tokens(arguments.target)
     settings = {name: getattr(arguments, name) for name in ("top_k", "top_p", "min_p")}
     settings |= {"temp": arguments.temperature, "repeat_penalty": 1.0}
     with open(arguments.output, "w") as output:

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.verdicts.adapter import SAMPLING, command_line
+from benchmarks.verdicts.adapter import SAMPLING, command_line, end_tokens, read_config
 
 # With its own gamma, the draft stops by itself when it is unsure of a guess.
 NAMES = "plain", "draft model", "draft model, own gamma", "prompt lookup"
@@ -45,7 +45,7 @@ def converted(folder: pathlib.Path) -> str:
     # Removes its tokenizer and any sampling settings that came with it.
     for extra in (*part.glob("*token*"), part / "generation_config.json"):
         extra.unlink(missing_ok=True)
-    size = json.loads((folder / "config.json").read_text())["vocab_size"]
+    size = read_config(folder)["vocab_size"]
     words = Tokenizer(models.WordLevel({str(i): i for i in range(size)}, unk_token="0"))
     words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     fast = PreTrainedTokenizerFast(tokenizer_object=words, unk_token="0")
@@ -62,8 +62,7 @@ def settings_of(given: argparse.Namespace) -> dict[str, Any]:
     settings |= {name: getattr(given, name) for name in SAMPLING}
     if not given.top_k:
         del settings["top_k"]  # Here 0 does not mean all tokens.
-    ends = json.loads((given.target / "config.json").read_text()).get("eos_token_id")
-    ends = ends if isinstance(ends, list) else [ends]
+    ends = end_tokens(given.target)
     settings |= {"eos_token_id": ends[0], "stop_token_ids": set(ends)}
     if given.way == "draft model, own gamma":
         return settings | {"assistant_confidence_threshold": CONFIDENCE}

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.verdicts.adapter import SAMPLING, command_line
+from benchmarks.verdicts.adapter import SAMPLING, command_line, end_tokens
 
 # According to the program, min-p does not work together with guesses.
 GUESSED: dict[str, Any] = {"kinds": ["decoder"], "settings": ["top_k", "top_p"]}
@@ -72,10 +72,9 @@ def main() -> None:
         seed=arguments.seed,
         speculative_config=guesses_of(arguments),
     )
-    ends = json.loads((arguments.target / "config.json").read_text()).get("eos_token_id")
     settings = {name: getattr(arguments, name) for name in SAMPLING}
     settings |= {"max_tokens": arguments.max_length, "detokenize": False}
-    settings |= {"stop_token_ids": ends if isinstance(ends, list) else [ends]}
+    settings |= {"stop_token_ids": end_tokens(arguments.target)}
     with open(arguments.output, "w") as output:
         for number, line in enumerate(arguments.prompts.read_text().splitlines()):
             prompt = json.loads(line)["prompt_tokens"]
