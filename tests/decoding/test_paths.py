@@ -151,7 +151,7 @@ def test_outputs_are_the_targets_own(name: str, processors: tuple[Processor, ...
     check_same_tokens(model, Fork(), both, inputs, config, seed=0)
 
 
-@pytest.mark.parametrize("name", TARGETS)
+@pytest.mark.parametrize("name", ["GPT", pytest.param("T5", marks=pytest.mark.long)])
 def test_streams_and_queues_take_either_branch(name: str) -> None:
     expected, of_draft = known(name)
     config = settings(rule=EXACT)

@@ -80,7 +80,7 @@ def test_exact(rule: rules.Rule) -> None:
     assert test_block.p_value(output, config) > test_block.THRESHOLD
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("temperature", [0.0, pytest.param(1.0, marks=pytest.mark.long)])
 def test_a_batch_decodes_as_each_row_would_alone(temperature: float) -> None:
     """The traced loop has one row, where nothing is guessed that is not used."""
     config = Decoding(toy.VOCABULARY, Sampling(temperature), GAMMA, max_length=20, eos_ids=toy.ENDS)

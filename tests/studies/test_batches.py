@@ -43,6 +43,7 @@ def test_the_table_the_plot_and_the_record() -> None:
     assert drawn == [[100, 400], [200, 200]]
 
 
+@pytest.mark.long
 def test_a_pair_is_measured(
     saved_pair: tuple[pathlib.Path, pathlib.Path],
     tmp_path: pathlib.Path,

@@ -196,6 +196,7 @@ def test_a_data_file_for_one_task(
     ]
 
 
+@pytest.mark.long
 def test_random_weights_at_true_sizes(
     tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
