@@ -348,7 +348,11 @@ def measure(parts: Sequence[str], folder: pathlib.Path, chat: Sequence[str]) -> 
             if not done.exists():
                 began = time.time()
                 print(f"{name}: {' '.join(command[1:])}", flush=True)
-                if code := subprocess.run(command, cwd=ROOT).returncode:
+                try:
+                    code = subprocess.run(command, cwd=ROOT).returncode
+                except KeyboardInterrupt:
+                    raise SystemExit(f"{name} was stopped; run it again to resume.") from None
+                if code:
                     raise SystemExit(f"{name} ended with code {code}; run it again to resume.")
                 done.write_text(f"{time.time() - began:.0f} s\n")
             print(f"{name}: done in {done.read_text().strip()}", flush=True)

@@ -32,13 +32,15 @@ def test_what_is_measured_is_not_measured_again(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ran: list[str] = []
-    fails = {"second"}
+    fails, stopped = {"second"}, {"third"}
 
     def run(command: list[str], **_: Any) -> Any:
         output = pathlib.Path(command[-1].removeprefix("--output_dir="))
         ran.append(output.name)
         output.mkdir(parents=True, exist_ok=True)
         (output / "found.json").write_text(json.dumps({"made by": command[2]}, indent=1))
+        if output.name in stopped:
+            raise KeyboardInterrupt
         return subprocess.CompletedProcess(command, int(output.name in fails))
 
     parts = {
@@ -52,7 +54,10 @@ def test_what_is_measured_is_not_measured_again(
         results.measure(list(parts), tmp_path / "work", ())
     assert ran == ["first", "second"] and not (tmp_path / "records").exists()
     fails.clear()
+    with pytest.raises(SystemExit, match="third was stopped; run it again to resume"):
+        results.measure(list(parts), tmp_path / "work", ())
+    stopped.clear()
     results.measure(list(parts), tmp_path / "work", ())
-    assert ran == ["first", "second", "second", "third"]
+    assert ran == ["first", "second", "second", "third", "third"]
     kept = (tmp_path / "records" / "kept_third" / "found.json").read_text()
     assert kept == '{"made by":"of.third"}\n'
