@@ -223,7 +223,11 @@ def trees() -> str:
              "63", "63 over `block`"]  # fmt: skip
     texts, ways = sum(one["texts"] for one in found["rows"]), len(found["rows"])
     others = sum(len(one["others"]) for one in found["rows"])
-    note = f"Texts that differ from the target's own: {others} of {texts:,}, in {ways} ways.\n\n"
+    note = f"""\
+With `coupled`, {others} of {texts:,} texts differ from the target's own, over {ways} combinations of
+task, draft, γ, temperature, tree and batch size.
+
+"""
     return measured_on(found) + note + pages.markdown(heads, rows, 2)
 
 
@@ -270,8 +274,12 @@ def peers() -> str:
         name = pathlib.Path(model["target"]).name
         except_for = f" (all but {', '.join(dict.fromkeys(others))}'s)" if others else ""
         same.append(f"{len(listed) - len(others)} of {len(listed)} for `{name}`{except_for}")
-    note = "Ways in float32 whose outputs are those of transformers, near ties excused: "
-    return measured_on(*found) + f"{note}{', '.join(same)}.\n\n" + pages.markdown(heads, rows)
+    note = f"""\
+Ways in float32 whose outputs are those of transformers, near ties excused: {", ".join(same)}. Each
+number of threads counts as a way.
+
+"""
+    return measured_on(*found) + note + pages.markdown(heads, rows)
 
 
 def prefill() -> str:

@@ -81,7 +81,10 @@ class Names(Generic[C]):
 
     def require_t5x(self, config: C, location: str) -> None:
         """Raises ValueError unless T5X's format can hold such a model."""
-        raise ValueError(f"T5X's format has no model of the kind of {location}.")
+        raise ValueError(
+            f"T5X's format holds only T5s, not {config.description()[0]}; write {location} in "
+            "another format (--to native)."
+        )
 
     def _settings(self, settings: Fields, location: str) -> Fields:
         """Settings under their main names, checked against the supported values in `required`.

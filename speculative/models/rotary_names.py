@@ -119,12 +119,6 @@ class RotaryNames(Names[R]):
             "tie_word_embeddings": config.logits_via_embedding,
         }
 
-    def require_t5x(self, config: R, location: str) -> None:
-        """Raises ValueError: T5X's format has no such model."""
-        raise ValueError(
-            f"T5X's format holds only T5s; {location} is {config.description()[0]} (--to native)."
-        )
-
 
 _HEADS = ("q", "query"), ("k", "key")
 

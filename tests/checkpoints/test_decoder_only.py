@@ -159,7 +159,7 @@ def test_what_the_formats_of_others_cannot_hold(tmp_path: pathlib.Path) -> None:
         return native.in_memory("here", config, saved.drawn(config, 1))
 
     for made, to, message in (
-        (checkpoint("GPT"), "t5x", "only encoder-decoders; here is decoder-only"),
+        (checkpoint("GPT"), "t5x", "only T5s, not GPT .*; write here in"),
         (checkpoint("LaMDA"), "huggingface", "no decoder-only model with a T5's layers, as here"),
         (checkpoint("GPT", head_dim=4), "huggingface", "share its 16 features, but here has 2 of"),
         (checkpoint("GPT", mlp_activations=("relu",)), "huggingface", "has mlp_.*relu.* where"),

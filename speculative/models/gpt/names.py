@@ -106,7 +106,3 @@ class GPTNames(Names[DecoderOnlyConfig]):
             "layer_norm_epsilon": 1e-5,
             "tie_word_embeddings": config.logits_via_embedding,
         }
-
-    def require_t5x(self, config: DecoderOnlyConfig, location: str) -> None:
-        """Raises ValueError: T5X's format has no such model."""
-        raise ValueError(f"T5X's format holds only encoder-decoders; {location} is decoder-only.")
