@@ -91,18 +91,18 @@ def _environment() -> Any:
     class Environment(sandbox.ImmutableSandboxedEnvironment):
         left = 0
 
-        def from_string(self, *given: Any, **more: Any) -> Any:
+        def from_string(self, *args: Any, **kwargs: Any) -> Any:
             self.left = ITERATIONS
-            return super().from_string(*given, **more)
+            return super().from_string(*args, **kwargs)
 
-    made = Environment(
+    environment = Environment(
         trim_blocks=True, lstrip_blocks=True, extensions=[Generation, ext.loopcontrols]
     )
 
-    def numbers(*given: int) -> range:
-        span = range(*given)
-        made.left -= len(span)
-        if made.left < 0:
+    def numbers(*bounds: int) -> range:
+        span = range(*bounds)
+        environment.left -= len(span)
+        if environment.left < 0:
             raise ValueError(f"its loops take more than {ITERATIONS:,} iterations")
         return span
 
@@ -113,6 +113,6 @@ def _environment() -> Any:
         return json.dumps(value, ensure_ascii=False, indent=indent, **more)
 
     now = lambda form: datetime.datetime.now().strftime(form)  # noqa: E731
-    made.globals |= {"range": numbers, "raise_exception": refuse, "strftime_now": now}
-    made.filters["tojson"] = to_json
-    return made
+    environment.globals |= {"range": numbers, "raise_exception": refuse, "strftime_now": now}
+    environment.filters["tojson"] = to_json
+    return environment

@@ -21,7 +21,7 @@ class SettingError(ValueError):
 
 
 def whole(name: str, value: Any, low: int, high: int | None = None) -> int:
-    """Returns a whole number from `low` to `high`, possibly NumPy's; rejects bools and 2.0."""
+    """Returns `value`, maybe NumPy's, as an int from `low` to `high`; rejects bools and 2.0."""
     with contextlib.suppress(TypeError):
         number = operator.index(value)
         if not isinstance(value, bool) and low <= number and (high is None or number <= high):
@@ -31,7 +31,7 @@ def whole(name: str, value: Any, low: int, high: int | None = None) -> int:
 
 
 def real(name: str, value: Any, must: str, fits: Callable[[float], bool]) -> float:
-    """Returns a number that `fits`, possibly NumPy's; `must` states the condition in words."""
+    """Returns `value`, maybe NumPy's, as a float that `fits`; `must` is the condition in words."""
     if not isinstance(value, bool | str | bytes):
         with contextlib.suppress(TypeError, ValueError, OverflowError):
             if fits(number := float(value)):
@@ -56,7 +56,7 @@ def devices(value: str | None) -> int:
 
 
 def shards(target: str | None, draft: str | None) -> tuple[int, int]:
-    """The numbers of parts in which devices with these meshes hold the target and the draft."""
+    """The numbers of parts into which these meshes split the target and the draft."""
     parts = mesh("mesh", target)["model"] if target else 1
     return parts, parts if draft else 1
 

@@ -26,7 +26,7 @@ from speculative.commands import (
 )
 
 USAGE_ERROR, INTERRUPTED, CLOSED_PIPE = 2, 130, 141
-"""Exit codes; the last two are a shell's for SIGINT and SIGPIPE."""
+"""Exit codes; the last two are those that a shell reports after SIGINT and SIGPIPE."""
 
 COMMANDS = generate.COMMANDS | tables.COMMANDS | bench.COMMANDS | convert.COMMANDS
 COMMANDS |= count.COMMANDS | distil.COMMANDS | compile.COMMANDS | audit.COMMANDS
@@ -64,8 +64,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command and returns its exit code; 2 means wrong input, 130 an interrupt."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _interrupt)
-    # Tracing makes many long-lived objects, which the collector would scan again and again. For a
-    # table of the bundled pair that takes a twentieth of the time.
+    # Tracing makes many long-lived objects, which the collector would scan again and again: a
+    # twentieth of the time that a table of the bundled pair takes.
     gc.set_threshold(100_000, 50, 100)
     try:
         arguments = sys.argv[1:] if arguments is None else arguments
@@ -103,7 +103,7 @@ def _reconfigure(encoding: str | None = None, errors: str | None = None) -> None
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    """Raises KeyboardInterrupt; in an import it exits at once, as a library may then abort."""
+    """Raises KeyboardInterrupt; during an import it exits, as a library may abort on exceptions."""
     while frame is not None:
         if frame.f_code.co_filename.startswith("<frozen importlib"):
             os.write(2, b"interrupted\n")

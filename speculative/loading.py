@@ -101,7 +101,7 @@ class Resolved:
             require_grows(named.grows(self.names[1]), self.names[1], tree)
 
     def length(self, text: str, max_length: int, source_length: int | None) -> int:
-        """The tokens of a prompt or source, cut to `source_length`.
+        """The number of tokens of a prompt or source, cut to `source_length`.
 
         Raises ValueError if a prompt and its output need more positions than a model has.
         """
@@ -215,7 +215,8 @@ def resolve(
             are random.
         vocabulary_file: for checkpoints that come without a vocabulary, as T5X's do, see
             `from_elsewhere`. Without one, tokens of random weights are written as numbers.
-        random: whether the names are those of `models.SIZES`: random weights, to measure times.
+        random: whether the names are those of `models.SIZES`, loaded with random weights to measure
+            times.
         quantize: "int8" holds the target's kernels, including the logits', in int8, with a scale
             for each output; outputs then have the distribution of that model. "int8-activations"
             also rounds the inputs of products. "none", the default, does neither.
@@ -355,9 +356,9 @@ def _say_once(note: str) -> None:
     logging.warning("%s", note)
 
 
-def _path(what: str, given: Any) -> str:
-    checks.instance(f"The name of a {what}", given, str, os.PathLike)
-    return os.fspath(given)
+def _path(what: str, value: Any) -> str:
+    checks.instance(f"The name of a {what}", value, str, os.PathLike)
+    return os.fspath(value)
 
 
 def _require_use(file: str | None, *models: Weights | None) -> None:

@@ -71,7 +71,7 @@ class Result:
 
 
 def require_positions(limited: Iterable[tuple[str, int]], prompt: int, max_length: int) -> None:
-    """Raises ValueError if a model, by name and limit, has too few positions for a text."""
+    """Raises ValueError if one of the models (name, limit) has too few positions for a text."""
     # The last token is not read; the logits of guesses beyond it do not matter.
     needed = prompt + max_length - 1
     for name, most in limited:
@@ -154,8 +154,8 @@ class Pair:
     def generate(self, texts: Texts, settings: Settings) -> Result | list[Result]:
         """Decodes a text, or several; `batch_size` texts at a time share passes of the models.
 
-        Each is decoded as it would be alone: see `decoding.queue`. ValueError is raised if a
-        setting has the wrong type or range, and as by `requests` and `results`.
+        Each is decoded as it would be alone: see `decoding.queue`. Raises ValueError if a setting
+        has the wrong type or range, or for the reasons that `requests` and `results` name.
         """
         if isinstance(texts, list | tuple):
             return self.decode_all(self.requests(texts, settings), batch_size=settings.batch_size)
@@ -210,8 +210,8 @@ class Pair:
     def requests(self, texts: Sequence[str], settings: Settings) -> list[Request]:
         """The requests to `serve` for texts; equal texts are read once.
 
-        ValueError is raised as by `encode`, or if target or draft has too few positions; with
-        several texts it says which one.
+        Raises ValueError for the reasons that `encode` names, or if target or draft has too few
+        positions; with several texts, the message says which one.
         """
         if not texts:
             raise ValueError("There is no text to decode; give one, or a list of them.")
@@ -244,9 +244,9 @@ class Pair:
     ) -> Iterator[tuple[int, Result]]:
         """Decodes requests in batches, and yields the place and result of each as it ends.
 
-        Requests whose sources have one width and whose settings have one program share batches;
-        temperatures, top-k, top-p, min-p and limits may differ. ValueError is raised as by `run`
-        and `results`.
+        Requests share batches if their sources have the same width and their settings the same
+        `Decoding.program`; temperatures, top-k, top-p, min-p and limits may differ. Raises
+        ValueError for the reasons that `run` and `results` name.
         """
         batch_size = checks.whole("batch_size", batch_size, 1)
         order: dict[int, tuple[int, int, int]] = {}  # By source: each is read once.
@@ -294,7 +294,7 @@ class Pair:
         return loop.generate(self.target, self.draft, self.params, sources, draws, config)
 
     def results(self, output: Output, show_special: bool = False) -> list[Result]:
-        """The rows of an output as texts. ValueError is raised as by `sound`."""
+        """The rows of an output as texts. Raises ValueError where `sound` does."""
         output = self.sound(jax.device_get(output))
         decoded = []
         for row, length in enumerate(output.lengths):
@@ -316,7 +316,7 @@ class Pair:
         by_position: np.ndarray,
         show_special: bool,
     ) -> Result:
-        """A decoded text; `by_position` has a column of guesses tested, and of accepted by rank."""
+        """A decoded text; `by_position` has columns of tested and, by rank, of accepted guesses."""
         tested, *by_rank = by_position.T
         return Result(
             self.vocabulary.decode(tokens, show_special),
@@ -336,7 +336,7 @@ class Pair:
     def _end(self, tokens: list[int], stop: tuple[str, ...], show_special: bool) -> int:
         """The number of tokens after which a text first contains a stop string; 0 if it never does.
 
-        A text that contains one with some of its tokens still does with more.
+        Once the first n tokens contain a stop string, so do the first n + 1, so n can be bisected.
         """
         if not self._stops(tokens, stop, show_special):
             return 0
@@ -361,7 +361,7 @@ class Pair:
         require_positions(limited, prompt, config.max_length)
 
     def sound(self, result: OutputOrStep) -> OutputOrStep:
-        """The result; ValueError if the target's logits are not finite or the draft has a fault."""
+        """Returns the result; raises ValueError if logits are not finite or the draft is faulty."""
         if not np.all(result.finite):
             raise ValueError(
                 f"The logits of {self.names[0]} are not finite: its weights are damaged, its "

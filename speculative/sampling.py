@@ -128,7 +128,8 @@ def standardise(logits: Array, sampling: Sampling) -> Array:
     values = sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p
     temperature, top_k, top_p, min_p = (of_rows(value, logits.ndim) for value in values)
     cold = sampling.cold(logits.ndim) if sampling.mixed else None
-    # Otherwise XLA would multiply by the inverse of one temperature and divide by those of rows.
+    # XLA would otherwise multiply by the inverse of a single temperature, but divide by the
+    # temperatures of rows, which rounds differently.
     scaled = logits * (1.0 / (temperature if cold is None else jnp.where(cold, 1.0, temperature)))
     if kinds.top_k:
 
@@ -220,11 +221,11 @@ def log_probabilities(logits: Array, tokens: Array, sampling: Sampling) -> Array
 
 
 def _fewest(values: Array, enough: Callable[[Array], Array]) -> Array:
-    """Which of values [..., V] are the fewest greatest that are `enough`, including ties.
+    """Marks the fewest of the greatest values [..., V] that are `enough`, including ties.
 
     `enough` takes the kept values, bool [..., V], and decides for each row, [..., 1]. If even all
-    are not enough, all are kept. The least one is found bit by bit: on CPU a sort of 8,000 values
-    takes 12 times as long.
+    are not enough, all are kept. The least value kept is found bit by bit: on CPU a sort of 8,000
+    values takes 12 times as long.
     """
     bits = lax.bitcast_convert_type(jnp.where(values == 0, 0.0, values), jnp.int32)
     ordered = jnp.where(bits < 0, bits ^ 0x7FFFFFFF, bits)  # Whole numbers in the floats' order.
@@ -300,7 +301,7 @@ def first(flags: Array) -> Array:
 
 
 def categorical(weights: Array, uniform: Array) -> Array:
-    """Draws by inversion: the first token at which the running sum exceeds `uniform` of the total.
+    """Draws by inversion: the first token whose running sum exceeds the share `uniform` of the sum.
 
     `weights` [..., V] are not negative and not all 0, `uniform` [...] is in [0, 1), and tokens are
     [...] int32, never one of weight 0. A draw takes one number, so that the host can repeat it in
@@ -317,7 +318,7 @@ def categorical(weights: Array, uniform: Array) -> Array:
 
 
 def _invert(weights: Array, threshold: Array) -> tuple[Array, Array]:
-    """The first index whose running sum exceeds `threshold`, and the threshold's rest there."""
+    """The first index whose running sum exceeds `threshold`, and what is left of that before it."""
     running = jnp.cumsum(weights, axis=-1)
     # If rounding puts the threshold at or above the last sum, the result is the index at which
     # that sum is first reached, which has positive weight.

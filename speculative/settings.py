@@ -38,7 +38,8 @@ class Settings:
         lenience: for a rule given by name; below 1, outputs are faster but not exact (A.5).
         max_length: the number of tokens at which an output is cut.
         seed: the seed of all random numbers.
-        example: the number of the first text in its task; each text has its own random numbers.
+        example: the number of the first text, from which those of the others follow; with the seed,
+            it determines a text's random numbers.
         source_length: the number of tokens to which a longer source or prompt is cut; None reads
             all of it.
         stop: strings that end a text, which is cut before the first of them; its tokens run up to
@@ -150,9 +151,9 @@ class _ByName(Generic[P]):
         fields = inspect.signature(Settings).parameters.values()
 
         @functools.wraps(method)
-        def by_name(*given: Any, **named: Any) -> Any:
+        def by_name(*positional: Any, **named: Any) -> Any:
             own = {one.name: named.pop(one.name) for one in first if one.name in named}
-            return method(*given, **own, settings=Settings(**named))
+            return method(*positional, **own, settings=Settings(**named))
 
         vars(by_name)["__signature__"] = shown.replace(parameters=[*first, *fields])
         return by_name

@@ -40,7 +40,8 @@ def tree_tokens(accepted: Sequence[float]) -> float:
 # How often the target's choice is the draft's second, third, fourth one if it is none of the
 # likelier ones: measured on the bundled pair, English to German, 1,160 and 7,080 tokens.
 LEFT = {"greedy": (0.515, 0.33, 0.24), "coupled": (0.43, 0.31, 0.22)}
-# How often, with noise, the draft's first choice is the target's, over the sum of min(p, q).
+# The share of positions, with shared noise, where the draft's first choice is the target's, over
+# the sum of min(p, q).
 FIRST = 0.954
 
 
@@ -96,9 +97,10 @@ def acceptance_rate(tokens: float, gamma: int) -> float:
 
 
 def oracle_tokens(alpha: float) -> float:
-    """Tokens a target pass would yield if gamma always were the acceptable number (section 3.5).
+    """Tokens a target pass would yield if gamma always were the number of guesses it accepts.
 
-    1 / (1 - alpha): Eq. 1 for unbounded gamma; infinite at alpha = 1.
+    1 / (1 - alpha), an oracle for gamma (section 3.5): Eq. 1 for unbounded gamma; infinite at
+    alpha = 1.
     """
     _check_alpha(alpha)
     return math.inf if alpha == 1 else 1 / (1 - alpha)
@@ -163,7 +165,7 @@ def predicted_speedup(
     _check_cost("prefill", prefill)
     _check_cost("prefill_draft", prefill_draft)
     if not lengths:
-        raise ValueError("A speed-up can be predicted for at least one text.")
+        raise ValueError("A speed-up can be predicted only for at least one text; there is none.")
     without = sum(prefill + length for length in lengths)
     calls = sum(expected_calls(alpha, gamma, length) for length in lengths)
     return without / (len(lengths) * (prefill + prefill_draft) + calls * step)

@@ -1,7 +1,7 @@
 """The axis letters used everywhere, array types spelled with them, and T5's special tokens.
 
-B batch · S source · T cache · L chunk · V vocabulary · D features · N heads ·
-H head size · G guesses (gamma)
+B batch · S source · T cache · L chunk · V vocabulary · D features, or the depth of a tree ·
+N heads · H head size · G guesses (gamma, or all those of a tree)
 """
 
 from collections.abc import Mapping

@@ -68,7 +68,8 @@ OPTIONS = {
     "--draft": "checkpoint folder or name; uniform, unigram, bigram, trigram, copy or suffix; a "
     "table made by speculative count, FILE.npz; a checkpoint mixed with a lookup, NAME+copy or "
     "NAME+suffix (the target's bundled draft)",
-    "--vocabulary FILE": "SentencePiece model for a checkpoint without one, or 'bytes' (ByT5)",
+    "--vocabulary FILE": "SentencePiece model or tokenizer.json for a checkpoint without one, or "
+    "'bytes' (ByT5)",
     "--dtype": "format of weights and products (as configured; or bfloat16 on an accelerator if "
     "all weights are stored in it, and float32 otherwise)",
     "--quantize": "round the target's kernels to int8 and take the result as the target; "
@@ -92,16 +93,17 @@ OPTIONS = {
     "--verification RULE": "how guesses are verified, a name in speculative.decoding.rules.RULES "
     "(token)",
     "--tree N": "guesses in a step's tree, whose depth is gamma, at T = 0 or with --verification "
-    "coupled; 0 is a chain, auto is as many as the device verifies in about the time of a few (0)",
+    "coupled; 0 is a chain, auto is as many guesses as the device verifies in about the time that "
+    "it takes for a few (0)",
     "--lenience L": "in (0, 1]; below 1 more guesses are accepted, but outputs are not exact (1)",
-    "--source_length S": "tokens to which longer texts are cut, or that random sources have (as "
-    "configured, or whole texts and 64)",
+    "--source_length S": "number of tokens to which longer texts are cut, or that random sources "
+    "have (as configured; otherwise texts are not cut, and random sources have 64)",
     "--batch_size N": "texts decoded together, each as if alone (1; in evaluate 16)",
     "--topology NAME": "a TPU slice, of which one chip is used, or several with --mesh: v4-8, "
     "v4-32, v5e-1, v5p-8, v6e-1 and others, or present, this machine's devices (v4-8)",
     "--family NAME": "other models for a table: T5 v1.0 of 11B parameters (v1_0) or 3B (v1_0_3b), "
     "whose public weights know the paper's tasks",
-    "--weights": "use weights of the true sizes, without checkpoints",
+    "--weights": "use random weights of the true sizes, without checkpoints",
     "--seed": "seed of all random numbers (0, or as configured)",
     "--max_length TOKENS": f"length at which outputs are cut, at most {MAX_LENGTH} (128)",
     "--limit N": "texts per task or row (all, or as configured)",
@@ -131,12 +133,12 @@ DEFAULTS = {"target": "debian_target", "topology": "v4-8", "max_length": 128, "g
 
 
 def option(
-    parser: argparse._ActionsContainer, shown: str, said: str, kind: Any = str, **more: Any
+    parser: argparse._ActionsContainer, shown: str, help_text: str, kind: Any = str, **more: Any
 ) -> None:
     """Adds an option with a value, shown as `--name VALUE`; for its kind see `KINDS`."""
     name, _, metavar = shown.partition(" ")
     more["choices" if isinstance(kind, tuple) else "type"] = kind
-    parser.add_argument(name, metavar=metavar or None, help=said, **more)
+    parser.add_argument(name, metavar=metavar or None, help=help_text, **more)
 
 
 def add_options(parser: argparse._ActionsContainer, *names: str, **defaults: Any) -> None:

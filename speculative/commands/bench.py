@@ -17,7 +17,7 @@ def _add_bench(parser: argparse.ArgumentParser) -> None:
         "decode texts in batches of these sizes instead, with and without the draft",
         lambda text: [KINDS["--batch_size"](size) for size in text.split(",")],
     )
-    add("--output_dir DIR", "(results/bench/ and the target's name)")
+    add("--output_dir DIR", "folder for the results (results/bench/ and the target's name)")
 
 
 def _bench(options: argparse.Namespace) -> None:

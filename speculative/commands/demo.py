@@ -30,7 +30,7 @@ def rows(**settings: Any) -> dict[str, RowConfig]:
 
 
 def run(output_dir: pathlib.Path, target: str, draft: str | None, **settings: Any) -> None:
-    """Measures and prints; writes `report.md` and, row by row, `records.jsonl`.
+    """Measures and prints; writes reports, traces and, row by row, `records.jsonl`.
 
     Files of an earlier run in the output folder are replaced. `loading.resolve` describes target
     and draft; `settings` are other fields of every row's `RowConfig`. A KeyboardInterrupt says how
@@ -73,7 +73,7 @@ def run(output_dir: pathlib.Path, target: str, draft: str | None, **settings: An
 
 
 def _first(pair: Pair, config: RowConfig) -> PromptTrace:
-    """Traces a row's first text, as wide as all are, so that no other program is compiled."""
+    """Traces a row's first text, as wide as its widest, so that no other program is compiled."""
     texts = [prompt.source for prompt in load_prompts(config.texts, config.num_examples)]
     vocabulary, gamma = pair.vocabulary, config.gamma or sweep.GAMMA
     decoding = config.decoding(vocabulary.size, gamma, vocabulary.eos_ids)

@@ -67,7 +67,7 @@ def _distil(options: argparse.Namespace) -> int:
     return 0
 
 
-def _of_files(options: argparse.Namespace, given: dict[str, Any]) -> dict[str, Any]:
+def _of_files(options: argparse.Namespace, common: dict[str, Any]) -> dict[str, Any]:
     """The parameters of `distil.distil` for the user's own texts."""
     from speculative import chat, checkpoints, loading, progress
     from speculative.models import model_of
@@ -91,10 +91,10 @@ def _of_files(options: argparse.Namespace, given: dict[str, Any]) -> dict[str, A
             texts = list(counting.chats(options.files, render, vocabulary, on_progress))
         else:
             texts = list(counting.tokens(*how, options.prefix or ""))
-    return given | recipes.of_texts(target, texts, settings, chats)
+    return common | recipes.of_texts(target, texts, settings, chats)
 
 
-def _of_config(options: argparse.Namespace, given: dict[str, Any]) -> dict[str, Any]:
+def _of_config(options: argparse.Namespace, common: dict[str, Any]) -> dict[str, Any]:
     """The parameters of `distil.distil` from a gin file."""
     from speculative.training import begun, distil, recipes
 
@@ -109,10 +109,10 @@ def _of_config(options: argparse.Namespace, given: dict[str, Any]) -> dict[str, 
         )
     if not options.data_dir:
         raise ValueError("A gin file names tokenised files; give their folder (--data_dir).")
-    given |= {"data_dir": options.data_dir}
+    common |= {"data_dir": options.data_dir}
     if options.init_from:
-        given["init_from"] = options.init_from
-    parameters = recipes.configured(distil.distil, options.config, options.gin or [], given)
+        common["init_from"] = options.init_from
+    parameters = recipes.configured(distil.distil, options.config, options.gin or [], common)
     return parameters | {"settings": begun.settings("distil", parameters)}
 
 

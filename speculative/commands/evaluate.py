@@ -25,9 +25,10 @@ def _add_evaluate(parser: argparse.ArgumentParser) -> None:
     rows.add_row(parser)
     add_options(parser, "--batch_size")
     text = "compare a target in int8 with the unquantized target (memory must hold both): their "
-    text += "scores, the divergence of their probabilities and their equal first choices"
+    text += "scores, how far their probabilities diverge and how often their likeliest tokens agree"
     parser.add_argument("--compare", action="store_true", help=text)
-    option(parser, "--output_dir DIR", "(results/evaluate and the row's name)")
+    text = "folder for the results (results/evaluate and the row's name)"
+    option(parser, "--output_dir DIR", text)
 
 
 def _evaluate(options: argparse.Namespace) -> None:
@@ -106,7 +107,7 @@ def _evaluate(options: argparse.Namespace) -> None:
 
 
 def _decoded(
-    found: "Resolved",
+    resolved: "Resolved",
     config: "RowConfig",
     settings: Settings,
     prompts: "Sequence[Prompt]",
@@ -117,11 +118,11 @@ def _decoded(
 
     sources = [prompt.source for prompt in prompts]
     entries = [Asked(source, settings) for source in sources]
-    of_lines = found.labels | {"source_length": config.source_length}
-    kept = many.Results(file, entries, of_lines, found.fingerprints)
+    of_lines = resolved.labels | {"source_length": config.source_length}
+    kept = many.Results(file, entries, of_lines, resolved.fingerprints)
     with progress.bar(config.target) as on_progress:
         on_progress("loading", 0)
-        pair = found.load()
+        pair = resolved.load()
     requests = pair.requests(sources, settings)
     places = {(i, 0): request for i, request in enumerate(requests)}
     return pair, requests, kept.complete(pair, places, config.batch_size)

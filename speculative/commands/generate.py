@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from speculative.pair import Pair, Request, Result
     from speculative.vocabulary import Vocabulary
 
-FOREIGN = 0.1  # The share of characters in no piece at which a warning is given.
+FOREIGN = 0.1  # From this share of characters that no piece has, a warning is given.
 
 
 def _add_generate(parser: argparse.ArgumentParser) -> None:
@@ -42,7 +42,7 @@ def _add_generate(parser: argparse.ArgumentParser) -> None:
         "text", nargs="?", help="the prompt; by default lines of standard input, as they come"
     )
     known = ", ".join(prompts.KNOWN)
-    text = "prompts, one per line; in .jsonl, a JSON object with prompt and, only for it, "
+    text = "prompts, one per line; in .jsonl, objects with prompt and, to override options for it, "
     option(prompt, "--file FILE", text + known)
     add_options(parser, "--target", "--draft", *rows.MODELS)
     add_options(parser, "--max_length", "--source_length", "--seed", **SETTINGS)
@@ -54,11 +54,10 @@ def _add_generate(parser: argparse.ArgumentParser) -> None:
     add_options(parser, *rows.DECODING[1:], **SETTINGS)
     text = "an output ends before this text; may be given several times"
     add("--stop TEXT", text, action="append", default=[])
-    text = "run as one of several processes, maybe on several hosts, whose devices a mesh spans, "
-    text += (
-        "each started by this command; auto on a Cloud TPU, elsewhere a port of the first one's "
-    )
-    text += "host, and this process's number K of N. The first one shows the texts"
+    text = "run as one of N processes, on one host or several, whose devices form the mesh; start "
+    text += "each with this command. On a Cloud TPU give auto; elsewhere a port of the first "
+    text += "process's host, and this process's number K of N, from 0. Only the first one shows "
+    text += "texts"
     add("--distributed HOST:PORT,K/N", text)
     text = "prompts are a user's chat messages, rendered by the target's own template; typed lines "
     text += "continue the chat. A line of .jsonl with messages is a chat in any case"
@@ -69,13 +68,13 @@ def _add_generate(parser: argparse.ArgumentParser) -> None:
     option(
         several, "--samples N", "samples per prompt (1)", whole(1, checks.MAX_SAMPLES), default=1
     )
-    text = "write lines of JSON there as texts end, with numbers of prompts and samples; after an "
-    text += "interrupt, rerun to resume"
+    text = "append one JSON object per text to FILE as soon as the text ends, with the numbers of "
+    text += "its prompt and sample; after an interrupt, rerun to resume"
     option(several, "--output FILE", text)
     flags = {
         "--show_special": "show special tokens, such as sentinels, in texts",
-        "--logprobs": "in JSON, natural logarithms of the probabilities with which the target's "
-        "tokens are drawn; at T = 0, those of its own distribution",
+        "--logprobs": "add to JSON lines the natural logarithms of the probabilities with which "
+        "the target's tokens are drawn; at T = 0, those of its own distribution",
         "--compare": "decode each text without a draft too, and report how many times as long that "
         "takes",
         "--trace": "show what each step accepted, rejected and corrected (Figure 1 of the paper)",
@@ -100,7 +99,10 @@ def _generate(options: argparse.Namespace) -> None:
         raise ValueError("--logprobs is for lines of JSON; add --json or --output.")
     several = options.batch_size > 1 or options.samples > 1 or options.output is not None
     if several and options.compare:
-        raise ValueError("--compare is for one text at a time; leave it or --batch_size out.")
+        raise ValueError(
+            "--compare is for one text at a time; leave it, or --output, --samples and "
+            "--batch_size, out."
+        )
     if options.trace and (several or options.json):
         raise ValueError(
             "--trace is for texts that are shown one at a time; leave it, or --json, --output, "
@@ -223,7 +225,7 @@ def _resolved(options: argparse.Namespace) -> "Resolved":
 
 
 def _require_memory(
-    options: argparse.Namespace, found: "Resolved", begun: Sequence[Asked], lengths: list[int]
+    options: argparse.Namespace, resolved: "Resolved", begun: Sequence[Asked], lengths: list[int]
 ) -> None:
     """Raises ValueError unless there is memory for prompts like these first ones."""
     from speculative.ragged import power_of_two
@@ -231,7 +233,7 @@ def _require_memory(
 
     longest = max([options.max_length, *(one.settings.max_length for one in begun)])
     shards = checks.shards(options.mesh, options.draft_mesh)
-    of_pair = found.names, found.configs, options.gamma or 1, longest
+    of_pair = resolved.names, resolved.configs, options.gamma or 1, longest
     memory.require_text(*of_pair, max(lengths, default=0), options.tree, shards)
     if options.batch_size > 1:
         size = options.batch_size
@@ -241,7 +243,7 @@ def _require_memory(
 
 
 def _chats(
-    options: argparse.Namespace, found: "Resolved", typed: bool, begun: Sequence[Asked]
+    options: argparse.Namespace, resolved: "Resolved", typed: bool, begun: Sequence[Asked]
 ) -> prompts.Chats:
     """Renders messages as prompts, if there are any; warns of a draft with another template."""
     from speculative import chat
@@ -250,12 +252,12 @@ def _chats(
         raise ValueError("--system is for chats; add --chat.")
     if not options.chat and not any(asked.messages for asked in begun):
         return prompts.Chats(None, None, False)
-    template = chat.template(found.vocabulary.special, found.names[0])
-    of_draft = found.draft and found.draft.checkpoint and found.draft.checkpoint.special
+    template = chat.template(resolved.vocabulary.special, resolved.names[0])
+    of_draft = resolved.draft and resolved.draft.checkpoint and resolved.draft.checkpoint.special
     if of_draft and of_draft.template not in (None, template.source):
         print(
-            f"{found.names[1]} has another chat template than {found.names[0]}, whose own is used "
-            "for both; fewer of its guesses may be accepted.",
+            f"{resolved.names[1]} has another chat template than {resolved.names[0]}, whose own is "
+            "used for both; fewer of its guesses may be accepted.",
             file=sys.stderr,
         )
     return prompts.Chats(template, options.system, typed)
@@ -326,7 +328,7 @@ class Timer:
     known: set[Hashable] = dataclasses.field(default_factory=set)
 
     def begin(self, request: "Request") -> "Iterator[Step] | Result":
-        """Returns the steps, of which the first has been taken, or the result.
+        """Returns the steps, the first of which has been computed, or the result.
 
         Programs for a new length are compiled here, with a progress bar.
         """

@@ -22,7 +22,7 @@ SHOWN = ("tree", "show_special")  # Settings that lines hold unless they are the
 Place = tuple[int, int]  # The numbers of a prompt and a sample, from 0.
 
 
-def told(asked: Asked) -> dict[str, Any]:
+def line_settings(asked: Asked) -> dict[str, Any]:
     """The settings of a prompt that its lines hold."""
     names = [name for name in SETTINGS if name not in {*OF_RUN, *SHOWN}]
     values = {name: getattr(asked.settings, name) for name in names}
@@ -37,7 +37,7 @@ def line(asked: Asked, result: "Result", of_pair: Mapping[str, Any]) -> dict[str
         if getattr(result, name) is not None:
             fields[name] = getattr(result, name)
     fields |= {"prompt": asked.text, "finish_reason": result.finish_reason, **of_pair}
-    fields |= told(asked)
+    fields |= line_settings(asked)
     for name in ("dtype", "stop"):  # They come last.
         fields[name] = fields.pop(name)
     return fields
@@ -79,7 +79,7 @@ class Results:
         if not 0 <= place[0] < len(self.prompts):
             raise ValueError(f"there is no prompt {place[0] + 1}.")
         asked = self.prompts[place[0]]
-        expected = {**self.of_pair, **told(asked)}
+        expected = {**self.of_pair, **line_settings(asked)}
         names = [*expected, "logprobs"] if asked.settings.logprobs else expected
         for name in names:
             if name not in line:

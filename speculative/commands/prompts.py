@@ -42,8 +42,8 @@ class Chats:
 
     template: "Template | None"  # None where prompts are texts.
     system: str | None
-    keeps: bool
-    said: "list[Message]" = dataclasses.field(default_factory=list)
+    keeps: bool  # Whether prompts continue one chat.
+    history: "list[Message]" = dataclasses.field(default_factory=list)
 
     def prompt(self, asked: Asked) -> Asked:
         """Renders a prompt as a text; ValueError if the template does not take the messages."""
@@ -53,15 +53,15 @@ class Chats:
             return asked
         new = [*asked.messages] or [{"role": "user", "content": asked.text}]
         first = [{"role": "system", "content": self.system}] if self.system is not None else []
-        messages = self.said + new if self.said else first + new
+        messages = self.history + new if self.history else first + new
         rendered = asked._replace(text=self.template(messages))
-        self.said = messages if self.keeps else []
+        self.history = messages if self.keeps else []
         return rendered
 
     def answered(self, text: str) -> None:
         """Records the model's answer to the last prompt."""
         if self.keeps:
-            self.said = [*self.said, {"role": "assistant", "content": text}]
+            self.history = [*self.history, {"role": "assistant", "content": text}]
 
 
 def typed(options: argparse.Namespace) -> bool:

@@ -25,7 +25,7 @@ DECODING = ("--gamma", *SAMPLING, "--verification", "--tree", "--lenience")
 LENGTHS = ("--source_length", "--max_length")
 OPTIONS = ("--target", "--draft", *MODELS, *TEXTS, *DECODING, *LENGTHS, "--seed")
 FREE = {"tpu": (63, 31), "gpu": (15, 15)}
-"""Guesses verified in little more time than a few, by a target as stored and by one in int8.
+"""How many guesses take little more time to verify than a few: with a target as stored, in int8.
 
 See docs/tpu.md, int8.md and performance.md.
 """
@@ -58,13 +58,13 @@ def add_row(parser: argparse.ArgumentParser) -> None:
 
 def _add_models(parser: argparse.ArgumentParser) -> None:
     models = parser.add_mutually_exclusive_group()
-    option(models, "--checkpoints DIR", "folder of a row's checkpoints, by name, or demo")
+    option(models, "--checkpoints DIR", "folder of a row's checkpoints under their names, or demo")
     add_options(models, "--weights")
     option(
         parser,
         "--simulated_alpha A",
-        "accept guesses with this probability, or with each row's in the paper: only times are "
-        "real",
+        "accept guesses with probability A; paper takes each row's rate from the paper. Outputs "
+        "are wrong, only times are real",
         _probability,
     )
 
@@ -134,7 +134,7 @@ def usual_tree(
 ) -> int:
     """The number of guesses in a tree that pays on a platform, by default this machine's.
 
-    It is 0 where a chain pays, or the draft or the rule supports only chains.
+    It is 0 where a chain is faster, or where the draft or the rule supports only chains.
     """
     import jax
 

@@ -61,8 +61,8 @@ def _add_table(parser: argparse.ArgumentParser) -> None:
     add_options(parser, "--family")
     text = "how guesses are verified; several rules are compared above temperature 0"
     option(parser, "--verification RULE[,RULE]", text, lambda text: text.split(","), dest="rules")
-    text = "also each row with trees of N guesses, above temperature 0 verified by coupled; auto "
-    text += "is as many as the device verifies in about the time of a few"
+    text = "also measure each row with trees of N guesses, which above temperature 0 are verified "
+    text += "by coupled; auto is as many as the device verifies in about the time of a few"
     option(parser, "--tree N", text, nodes)
     text = "processes that share each row's texts; each has a device, a mesh of devices or its "
     text += "share of the cores; auto is as many as there are (one process)"
@@ -71,7 +71,7 @@ def _add_table(parser: argparse.ArgumentParser) -> None:
     text += "texts, each with its own folder; report merges folders copied into one (0/1)"
     option(parser, "--hosts K/N", text, _host, default=(0, 1))
     parser.add_argument("--worker", help=argparse.SUPPRESS)  # K/N, for processes started here.
-    option(parser, "--output_dir DIR", "(results/tableN)")
+    option(parser, "--output_dir DIR", "folder for the results (results/tableN)")
 
 
 def _table(options: argparse.Namespace) -> None:
@@ -168,7 +168,7 @@ def _tune(options: argparse.Namespace) -> None:
 def _add_report(parser: argparse.ArgumentParser) -> None:
     text = "a folder that demo, run or table wrote"
     parser.add_argument("folders", nargs="+", metavar="PATH", help=text)
-    option(parser, "--output FILE", "(report.html in the first folder)")
+    option(parser, "--output FILE", "page to write (report.html in the first folder)")
 
 
 def _report(options: argparse.Namespace) -> None:

@@ -78,7 +78,7 @@ class Earlier:
     target: Started | None = None
 
     def taken(self, inputs: np.ndarray) -> tuple[Started | None, Array]:
-        """Hands over the state, and the number of its tokens with which a prompt [S] begins."""
+        """Hands over the state, and how many first tokens a prompt [S] shares with the text."""
         count = min(len(self.tokens), int((inputs != PADDING).sum()) - 1)
         other = self.tokens[:count] != inputs[:count]
         known = int(other.argmax()) if other.any() else count
@@ -86,7 +86,7 @@ class Earlier:
         return begun if known else None, jnp.int32(known)
 
     def keep(self, inputs: np.ndarray, progress: Progress, hidden: dict[str, Array]) -> None:
-        """Stores the text read so far, or the prompt if there is `hidden`, which covers no more."""
+        """Stores the text read so far, or only the prompt, which is all that `hidden` covers."""
         prompt, written = inputs[inputs != PADDING], int(progress.lengths[0])
         emitted = [] if hidden else np.asarray(progress.tokens)[0, : max(written - 1, 0)]
         self.tokens = np.concatenate([prompt, emitted]).astype(np.int32)
@@ -206,7 +206,7 @@ def step(
     lengths = progress.lengths + count
     live = ~progress.finished
     finished = progress.finished | (end <= accepted) | (lengths >= config.max_length)
-    # After a text that is not kept, as after a rejected guess, a processor may forbid every token.
+    # Only for emitted tokens: after a rejected guess, a processor may forbid every token.
     emitted = jnp.arange(gamma + 1) < count[:, None]
     finite = (known | ~emitted).all(axis=1)
     depths = jnp.arange(gamma)[:, None]

@@ -60,11 +60,11 @@ def _options(models: Any, params: PyTree, *_: Any, device: Any = None) -> dict[s
     return dict(compiler_options(reads_ahead, wide, device))
 
 
-def _lying(function: Callable[..., T], on: Mesh, spread: bool) -> Callable[..., T]:
+def _laid_out(function: Callable[..., T], on: Mesh, spread: bool) -> Callable[..., T]:
     """The function, with its results laid out on a mesh by `sharding.shardings`."""
 
-    def own(*given: Any) -> T:
-        results = function(*given)
+    def own(*arguments: Any) -> T:
+        results = function(*arguments)
         where = sharding.shardings(results, on, draft=spread)
         return jax.lax.with_sharding_constraint(results, where)
 
@@ -97,26 +97,26 @@ class Program(Generic[P, T]):
         functools.update_wrapper(self, function)
         self._function, self._donated, self._static = function, donated, static
 
-    def _of(self, given: Sequence[Any], device: Any = None) -> Any:
+    def _of(self, arguments: Sequence[Any], device: Any = None) -> Any:
         """The jitted function for arguments on a device, by default the current one."""
-        models, end = given[0], len(given) - self._static
+        models, end = arguments[0], len(arguments) - self._static
         # The models determine the shapes of parameters.
-        leaves, tree = jax.tree.flatten(given[2:end])
-        on, spread = sharding.mesh_of(given[1]), False
+        leaves, tree = jax.tree.flatten(arguments[2:end])
+        on, spread = sharding.mesh_of(arguments[1]), False
         if on and models.draft is not None:
-            spread = sharding.spread(given[1].draft)
+            spread = sharding.spread(arguments[1].draft)
         shapes = tuple(map(np.shape, leaves))
-        key = self, device, models, on, spread, tree, shapes, tuple(given[end:])
+        key = self, device, models, on, spread, tree, shapes, tuple(arguments[end:])
         with self._lock:
             if (jitted := self._kept.pop(key, None)) is None:
                 # JAX keeps traces as long as their function lives, so each program gets its own.
-                function = _lying(self._function, on, spread) if on else self._function
+                function = _laid_out(self._function, on, spread) if on else self._function
                 own = functools.wraps(self._function)(functools.partial(function))
                 jitted = jax.jit(
                     own,
-                    static_argnums=(0, *range(end, len(given))),
+                    static_argnums=(0, *range(end, len(arguments))),
                     donate_argnames=self._donated,
-                    compiler_options=_options(*given, device=device) or None,
+                    compiler_options=_options(*arguments, device=device) or None,
                 )
             self._kept[key] = jitted
             while len(self._kept) > self.KEPT:
@@ -124,14 +124,14 @@ class Program(Generic[P, T]):
                 _trim()
         return jitted
 
-    def __call__(self, *given: P.args, **named: P.kwargs) -> T:
+    def __call__(self, *arguments: P.args, **named: P.kwargs) -> T:
         """Runs the function on the current device; its arguments are positional."""
         assert not named
-        return self._of(given)(*given)
+        return self._of(arguments)(*arguments)
 
-    def lower(self, *given: Any, device: Any = None) -> Any:
+    def lower(self, *arguments: Any, device: Any = None) -> Any:
         """Lowers like `jax.jit`, for a device that may only be described."""
-        return self._of(given, device).lower(*given)
+        return self._of(arguments, device).lower(*arguments)
 
     def clear_cache(self) -> None:
         """Drops everything traced and compiled for this function."""

@@ -116,8 +116,8 @@ def generate(
     Each text is read by itself and has its own random numbers, and rows do not interact. So outputs
     are those of `loop.generate` for each text, bit for bit where a position's result does not
     depend on the positions computed with it, as with the CPU kernels, and up to rounding elsewhere.
-    Sources have one width, and settings one `Decoding.program` with sampling of no other `kinds`;
-    texts are taken as rows become free.
+    All sources must have the same width, and all settings the same `Decoding.program` and no
+    `kinds` of sampling but these; texts are taken as rows become free.
     """
     waiting = iter(requests)
     if (upcoming := next(waiting, None)) is None:
@@ -167,7 +167,7 @@ def generate(
 
 
 def _until(output: Output, end: int, length: int, by_position: np.ndarray) -> Output:
-    """Cuts an output [1, ...] at `end`, within its last step; the counts are those before it."""
+    """Cuts an output [1, ...] in its last step, at `end`; the counts are from before that step."""
     counted = np.arange(len(by_position))[:, None] < end - length
     of_step = np.where(counted, output.by_position - by_position, 0)
     lengths = np.full_like(output.lengths, end)

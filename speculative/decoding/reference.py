@@ -40,7 +40,7 @@ def decode(
     max_length: int,
     eos_ids: Collection[int],
 ) -> list[Text]:
-    """Runs Algorithm 1; returns a list of tokens per target call, concatenated the output.
+    """Runs Algorithm 1; returns one list of tokens per target call, which together are the output.
 
     The output is distributed like the target's own samples, whatever the draft is: token x is
     emitted by acceptance with probability min(p(x), q(x)), and by correction with the remaining
@@ -78,7 +78,7 @@ def verify(
     correct: np.ndarray,
     lenience: float = 1.0,
 ) -> tuple[int, int]:
-    """Lines 3 to 5 of Algorithm 1: how many guesses are accepted, and the token after them.
+    """The last three parts of Algorithm 1: how many guesses are accepted, and the next token.
 
     p [gamma + 1, V] and q [gamma, V] are the distributions that are sampled from (`standardise`).
     r[i] in [0, 1) tests guess i, and the next token, at index n, is drawn with correct[n]. Lenience

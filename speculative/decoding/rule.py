@@ -29,9 +29,9 @@ class Rule(abc.ABC):
     """How guesses are verified; a pytree, whose fields shape programs unless they are `data`.
 
     `verify` handles a batch on the device, in float32; a rule may have a counterpart for one row on
-    the host, in float64, which the traced loop then compares with it. `docs/extending.md` adds a
-    rule. A rule that chooses the target's tokens before it looks at guesses (`choices`, as all do
-    at temperature 0) verifies trees.
+    the host, in float64, which the traced loop runs in its place. `docs/extending.md` shows how to
+    add a rule. A rule that chooses the target's tokens before it looks at guesses (`choices`, as
+    all exact rules do at temperature 0) verifies trees.
 
     Attributes:
         keyed_by: the key of random numbers, in addition to seed and example. "position" is the
@@ -282,10 +282,10 @@ def with_bonus(q: Array) -> Array:
     return jnp.pad(q, ((0, 0), (0, 1), (0, 0)))
 
 
-def following(given: Array, accepted: Array) -> Array:
+def following(values: Array, accepted: Array) -> Array:
     """Selects the values for the token after the accepted guesses: [B, G + 1, ...] -> [B, ...]."""
-    at = accepted.reshape(-1, *[1] * (given.ndim - 1))
-    return jnp.take_along_axis(given, at, axis=1)[:, 0]
+    at = accepted.reshape(-1, *[1] * (values.ndim - 1))
+    return jnp.take_along_axis(values, at, axis=1)[:, 0]
 
 
 def leading(accepted: Array) -> Array:
@@ -301,7 +301,7 @@ def verify(
     correct_uniform: Array,
     lenience: float | Array = 1.0,
 ) -> tuple[Array, Array]:
-    """Lines 3 to 5 of Algorithm 1 for a batch of rows, with standardised p [B, G + 1, V].
+    """The last three parts of Algorithm 1 for a batch, with standardised p [B, G + 1, V].
 
     Guess x_i is accepted with probability min(1, p_i(x_i) / (l q_i(x_i))), tested as r l q < p so
     that q = 0 needs no division and p = 0 is never accepted. The next token comes from the residual

@@ -243,7 +243,7 @@ RULES: dict[str, type[Rule]] = {"token": Token, "block": Block, "coupled": Coupl
 def select(
     verification: str = "token", lenience: float = 1.0, simulated_alpha: float | None = None
 ) -> Rule:
-    """The rule of this name in `RULES`; lenience is for `Token`, an alpha wraps it in `Simulated`.
+    """The rule of this name; only `Token` takes a lenience, and an alpha wraps it in `Simulated`.
 
     Raises:
         ValueError: the name is unknown, a value is out of range, or another rule gets a lenience.

@@ -32,7 +32,7 @@ class Decoding:
 
     Attributes:
         vocab_size: tokens V in the vocabulary; a model's tokens beyond them are never chosen.
-        sampling: temperature, top-k and top-p, the same for target and draft.
+        sampling: temperature, top-k, top-p and min-p, the same for target and draft.
         gamma: guesses per step, or the depth of a tree; 0 is autoregressive decoding, one token per
             target call.
         max_length: tokens after which a row ends without an end-of-sequence token.

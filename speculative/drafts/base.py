@@ -27,7 +27,7 @@ class Proposal(NamedTuple):
     path: Array | None = None  # See `along`.
 
     def chunk(self, last: Rows) -> Chunk:
-        """The chunk for the target: `last` [B], the newest token of each row, and the guesses."""
+        """The target's chunk: the newest token of each row, `last` [B], then the guesses."""
         tokens = jnp.concatenate([last[:, None], self.guesses], axis=1)
         return Chunk(tokens, *((self.tree.depths, self.tree.mask) if self.tree else ()))
 

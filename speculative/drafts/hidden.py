@@ -16,7 +16,7 @@ from speculative.types import Logits, Rows, State
 
 @struct.dataclass
 class HiddenDraftState:
-    """A model has read all but the newest token, each with its predecessor's hidden states."""
+    """A model that has read all tokens but the newest, each with its predecessor's states."""
 
     model: State
     hidden: Array  # [B, 1, F] the target's, at the newest token's predecessor; 0 before the first.
@@ -41,7 +41,7 @@ class HiddenDraft(Draft):
 
     @property
     def layers(self) -> tuple[str, ...]:
-        """The layers read of the target's decoder, and its encoder if it has one."""
+        """The target's decoder layers that the draft reads, and its encoder if it has one."""
         encoder = () if self.model.decoder_only else ("encoder",)
         return (*self.model.config.reads.target_layers, *encoder)
 

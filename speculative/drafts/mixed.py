@@ -18,11 +18,11 @@ from speculative.types import State
 
 @dataclasses.dataclass(frozen=True)
 class MixedDraft(Draft):
-    """Copies the continuation where a row's end occurred before, or else guesses with a model.
+    """Copies what followed where the end of a row's text occurred before; else asks a model.
 
     A row's choice depends only on its text, not on random numbers, so q is that of the chosen
-    draft. If every row looks up, the model makes no guesses. Its parameters and its state are
-    pairs, of the model and of the lookup.
+    draft. If every row looks up, the model makes no guesses. Parameters and state of this draft are
+    pairs, of the model's and the lookup's.
     """
 
     model: TransformerDraft | HiddenDraft

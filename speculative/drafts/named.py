@@ -50,7 +50,7 @@ LOOKUPS = ("copy", "suffix")
 
 
 def known(name: str) -> bool:
-    """Whether a name is in `MODEL_FREE` or a file's, which need not exist, and has no model."""
+    """Whether a name is in `MODEL_FREE` or a table's, which need not exist, without a model."""
     model, free = parts(name)
     return not model and bool(free)
 

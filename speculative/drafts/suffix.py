@@ -243,7 +243,7 @@ def save(path: str | pathlib.Path, sequences: Sequence[np.ndarray], vocabulary: 
 
 
 def load(path: str | pathlib.Path, vocabulary: Vocabulary) -> PyTree:
-    """The `automaton` of past outputs that `save` wrote; raises as it and `FileKind.loaded` do."""
+    """The `automaton` of past outputs that `save` wrote; errors are its and `FileKind.loaded`'s."""
     with TABLE.loaded(path, vocabulary) as arrays:
         tokens, offsets = arrays["tokens"].astype(np.int64), arrays["offsets"].astype(np.int64)
         steps = np.diff(offsets, prepend=0, append=len(tokens))

@@ -20,7 +20,7 @@ SUMMED = 1024  # Products in a sum.
 
 
 def rounding(largest: ArrayLike, config: Config, dtype: str | None = None) -> NDArray[np.float64]:
-    """The margins of two logits that rounding may reverse, by the largest magnitude of a logit.
+    """The largest margin of two logits that rounding may reverse, for logits of this magnitude.
 
     The rounding is that of `dtype`, by default the config's.
 

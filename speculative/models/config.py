@@ -192,7 +192,7 @@ class Config:
         relative = self.positions == "relative"
         divisor = f"a divisor of num_heads, {self.num_heads}, or 0 for as many"
         positions, shared = "0 where positions is 'relative'", "True unless positions is 'relative'"
-        alone = not self.shared_embedding and not self.encoder_layers
+        unshared = not self.shared_embedding and not self.encoder_layers
         if learned:
             positions = "positive where positions is 'learned' (a configuration of relative "
             positions += "positions needs positions = 'relative')"
@@ -203,7 +203,7 @@ class Config:
             (learned and not self.max_positions, "max_positions", positions),
             (relative and self.max_positions, "max_positions", positions),
             (not relative and not self.shared_positions, "shared_positions", shared),
-            (alone, "shared_embedding", "True where there is no encoder"),
+            (unshared, "shared_embedding", "True where there is no encoder"),
             (self.num_buckets < 4 or self.num_buckets % 4, "num_buckets", "a multiple of 4"),
             (self.max_distance <= half, "max_distance", f"above {half}, half the buckets"),
             (not 0 <= self.dropout_rate < 1, "dropout_rate", "in [0, 1)"),

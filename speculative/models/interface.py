@@ -56,11 +56,11 @@ class Model(Protocol):
 
     Parameters and state are arguments. Rows of a batch advance raggedly: each has its own length.
 
-    Hidden states have T5X's names of the modules that give them: "decoder/layers_3" is the output
-    of that layer, the logits are computed from "decoder/decoder_norm", "encoder" is an encoder's
-    output. A call returns those of the requested `layers` that it computes: `start` of an
-    encoder-decoder returns the encoder's, `extend` the decoder's. The others cost nothing; an
-    unknown one raises ValueError.
+    Hidden states are named after T5X's modules: "decoder/layers_3" is the output of that layer,
+    "decoder/decoder_norm" is what logits are computed from, "encoder" is an encoder's output. A
+    call returns those of the requested `layers` that it computes: `start` of an encoder-decoder
+    returns the encoder's, `extend` the decoder's. The others cost nothing; an unknown one raises
+    ValueError.
     """
 
     pad_id: ClassVar[int]  # Pads rows of inputs.
@@ -117,7 +117,7 @@ class Model(Protocol):
         ...
 
     def rewind(self, state: State, lengths: Rows) -> State:
-        """The state without each row's tokens beyond lengths [B], not counting a prompt's."""
+        """The state without each row's tokens beyond `lengths` [B], which exclude a prompt's."""
         ...
 
     def keep(self, state: State, length: Array | int, path: Array, count: Rows) -> State:

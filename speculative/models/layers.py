@@ -133,10 +133,10 @@ class Attention(nn.Module):
     def __call__(
         self, x: Array, norm: Norm, spec: Attending, cache: Cache | None
     ) -> tuple[Array, Array, Array]:
-        """Self-attention of normed x [B, L, D] by `spec`, except its scale: [B, L, N * H].
+        """Self-attention of normed x [B, L, D], with this layer's scale, cap and norms in `spec`.
 
-        That is the input of `out`. Also returns the keys and values: [B, K, L, H], or a longer
-        cache [B, K, T, H].
+        The result [B, L, N * H] is the input of `out`. Also returns the keys and values:
+        [B, K, L, H], or a longer cache [B, K, T, H].
         """
         of_all = projections(self, "query_key_value", self.query, self.key, self.value)
         spec, heads = self._spec(spec), self.config.num_heads

@@ -183,12 +183,12 @@ def rope_fields(rope: Rope) -> dict[str, Any]:
     return {"rope_base": rope.base, "rope_factor": rope.factor, "rope_bounds": rope.bounds}
 
 
-def score_fields(said: Fields) -> dict[str, Any]:
+def score_fields(settings: Fields) -> dict[str, Any]:
     """The fields for the scale and caps of scores and logits in Gemma's settings."""
     return {
-        "query_scalar": float(said["query_pre_attn_scalar"]),
-        "score_cap": said["attn_logit_softcapping"] or 0.0,
-        "logits_cap": said["final_logit_softcapping"] or 0.0,
+        "query_scalar": float(settings["query_pre_attn_scalar"]),
+        "score_cap": settings["attn_logit_softcapping"] or 0.0,
+        "logits_cap": settings["final_logit_softcapping"] or 0.0,
     }
 
 

@@ -230,15 +230,15 @@ def placed(config: Config, on: Mesh | None, whole: bool = False, training: bool 
     shapes = jax.tree_util.tree_map_with_path(of, abstract_params(config))
     if on is None:
         return shapes
-    return lying(shapes, of_training(shapes, on)) if training else at(shapes, on, whole)
+    return laid_out(shapes, of_training(shapes, on)) if training else at(shapes, on, whole)
 
 
 def at(shapes: PyTree, on: Mesh, whole: bool = False, draft: bool = False) -> PyTree:
     """Shapes of parameters or a state, with their layout on a mesh; see `shardings`."""
-    return lying(shapes, shardings(shapes, on, whole, draft))
+    return laid_out(shapes, shardings(shapes, on, whole, draft))
 
 
-def lying(shapes: PyTree, where: PyTree) -> PyTree:
+def laid_out(shapes: PyTree, where: PyTree) -> PyTree:
     """Shapes of arrays, laid out by a tree of shardings."""
     return jax.tree.map(
         lambda leaf, on: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=on), shapes, where

@@ -76,8 +76,8 @@ class Stack(nn.Module):
     ) -> tuple[tuple[Array, ...], ...]:
         """Runs whole texts x [B, L, D] under a mask [B or 1, 1, L or 1, L], or chunks with caches.
 
-        Whole texts may enter caches too, which hold them several times, under a mask over those.
-        For rotated queries and keys, x is at `positions` [B or 1, L], or as many as are used.
+        Whole texts may be read with caches that already hold copies of them; the mask then covers
+        all copies. For rotated queries and keys, `positions` [B or 1, up to L] are those of x.
         Returns each layer's output [B, L, D], and its keys and values, [B, K, L, H] or caches.
         """
         specs = self._attending(x.shape[1], mask, caches, chunk, positions)

@@ -48,7 +48,7 @@ def verify(
         short = work.decoding(gamma)
         short = dataclasses.replace(short, max_length=min(BEGINNING, short.max_length))
         sources = [sample.source for sample in texts for _ in range(samples)]
-        # From 2**20 on are numbers of examples that no text of the workload has.
+        # No text of the workload has an example number of 2**20 or more.
         inputs = work.pair, sources, short, config.seed, 2**20, batch
         texts += decoded(*inputs, lambda share: on_progress("beginnings", share))
         texts = [dataclasses.replace(one, number=i) for i, one in enumerate(texts, 1)]

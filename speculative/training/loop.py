@@ -168,7 +168,7 @@ def state_shapes(config: TrainConfig, model: Config, on: Mesh | None) -> TrainSt
     """The shapes of a run's state and, on a mesh, their shardings."""
     params = abstract_params(model.replace(dtype="float32"))
     state = jax.eval_shape(functools.partial(begin, config), params)
-    return state if on is None else sharding.lying(state, sharding.of_training(state, on))
+    return state if on is None else sharding.laid_out(state, sharding.of_training(state, on))
 
 
 def mean_gradient(

@@ -88,7 +88,7 @@ class Checkpoints:
                 dict(metadata)["params"], is_leaf=lambda x: hasattr(x, "shape"),
             )  # fmt: skip
             wanted = shapes(params)
-            wanted = sharding.lying(wanted, sharding.places(wanted, on))
+            wanted = sharding.laid_out(wanted, sharding.places(wanted, on))
             return self._manager.restore(step, args=ocp.args.StandardRestore(wanted))
         except Exception as error:  # There are many kinds.
             raise ValueError(

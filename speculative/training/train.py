@@ -100,7 +100,9 @@ def initial(
     """
     key = jax.random.key(seed)
     if init_from is None:
-        return jax.jit(model.init, out_shardings=_lying(jax.eval_shape(model.init, key), on))(key)
+        return jax.jit(model.init, out_shardings=_shardings(jax.eval_shape(model.init, key), on))(
+            key
+        )
     checkpoint = begun_from(model.config, init_from)
     params = by_name(checkpoint.load("float32", on=on, training=True))
     if by_name(abstract_params(model.config)).keys() == params.keys():
@@ -118,7 +120,7 @@ def initial(
         return {name: identity(name, value) for name, value in made if name not in params}
 
     # No other parameters are made or compiled.
-    more = jax.jit(added, out_shardings=_lying(jax.eval_shape(added, key), on))(key)
+    more = jax.jit(added, out_shardings=_shardings(jax.eval_shape(added, key), on))(key)
     return traverse_util.unflatten_dict(params | more, sep="/")
 
 
@@ -142,7 +144,7 @@ def begun_from(wanted: Config, init_from: disk.Path) -> checkpoints.Checkpoint:
     return checkpoint
 
 
-def _lying(shapes: PyTree, on: Mesh | None) -> PyTree | None:
+def _shardings(shapes: PyTree, on: Mesh | None) -> PyTree | None:
     return None if on is None else sharding.of_training(shapes, on)
 
 

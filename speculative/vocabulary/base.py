@@ -60,7 +60,8 @@ class Vocabulary(abc.ABC):
     def spelled(self) -> list[bytes | None]:
         """Each token's text in UTF-8; None for padding and other tokens without text.
 
-        The text of an added token is its spelling. It is the same in every kind of vocabulary.
+        The text of an added token is its spelling. This form is the same in all kinds of
+        vocabulary, so that tokens of different ones can be compared.
         """
         added = {token.id: token.content.encode() for token in self._given}
         added |= {token.id: token.content.encode() for token in self._added.values()}
@@ -73,7 +74,7 @@ class Vocabulary(abc.ABC):
         return piece.replace("▁", " ").encode() or None
 
     def last_piece(self, spelled: bytes) -> int:
-        """The last token of a text, which may be a part of a character."""
+        """The last token of a UTF-8 text, which may end within a character."""
         tokens = self._encode(spelled.decode(errors="ignore"))
         return int(tokens[-1]) if len(tokens) else self.start_id
 

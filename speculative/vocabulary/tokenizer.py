@@ -53,7 +53,7 @@ class Tokenizer(Vocabulary):
             end = END_OF_TEXT if self.of_bytes or known("</s>") is None else "</s>"
         if (ends := known(end)) is None and not special.eos_ids:
             raise ValueError(
-                f"{self.path} is not of GPT-2's kind, nor of T5's: it has no piece {end}."
+                f"{self.path} is neither of GPT-2's kind nor of T5's: it has no piece {end}."
             )
         ends = special.eos_ids[0] if ends is None else ends
         # The library itself finds those of its file.
@@ -89,7 +89,7 @@ class Tokenizer(Vocabulary):
         return self._tokenizer.encode(text, add_special_tokens=False).ids
 
     def prompt(self, text: str) -> np.ndarray:
-        """The text's tokens after those that the file puts before it, int32.
+        """The tokens that the file puts before a text, and the text's own, int32.
 
         Without any, pieces get the start token; byte pairs get it for an empty text only.
         """

@@ -128,7 +128,7 @@ def test_devices_share_parameters_and_moments() -> None:
     assert leaf(where.params).spec == spec("data", "model")  # [4096, 10240]
     assert leaf(moments.v_row).spec == spec("data")  # [4096]
     assert leaf(moments.v_col).spec == spec("model")  # [10240]
-    size = sharding.bytes_a_device(sharding.lying(state.params, where.params))
+    size = sharding.bytes_a_device(sharding.laid_out(state.params, where.params))
     whole = sum(4 * x.size for x in jax.tree.leaves(params))
     assert whole / 16 < size < 1.04 * whole / 16
 
