@@ -32,7 +32,8 @@ def sentence(error: Exception) -> str:
 def text(path: Path, raw: bytes | None = None, first: int = 1) -> str:
     """The text of a UTF-8 file, or of the bytes `raw` read there, without a byte-order mark.
 
-    `first` is the number of their first line. Raises ValueError naming the line that is not UTF-8.
+    `first` is the number of the first line in `raw`. Raises ValueError, naming the line, if one is
+    not UTF-8.
     """
     raw = pathlib.Path(path).read_bytes() if raw is None else raw
     try:
@@ -82,7 +83,7 @@ def read_json(path: pathlib.Path) -> dict[str, Any]:
 
 
 def writable(path: Path) -> pathlib.Path:
-    """Creates a file's folder and returns its path; OSError, before long work, if it cannot."""
+    """Creates a file's folder, and returns the file's path; OSError if it cannot be written."""
     path = pathlib.Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
@@ -136,7 +137,7 @@ def owned(folder: Path) -> Iterator[None]:
     was created and stayed empty is removed.
     """
     folder = pathlib.Path(folder)
-    made = not folder.exists()
+    is_new = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
     try:
         with locked(folder / ".lock") as ours:
@@ -148,7 +149,7 @@ def owned(folder: Path) -> Iterator[None]:
             yield
     finally:
         with contextlib.suppress(OSError):  # It is not empty, or already gone.
-            if made:
+            if is_new:
                 folder.rmdir()
 
 

@@ -37,10 +37,10 @@ def of_files(
     recorded: Mapping[pathlib.Path, str] = MappingProxyType({}),
     sha256: Callable[[pathlib.Path], str] = sha256,
 ) -> str:
-    """The fingerprint of files, by their names in it; their locations do not matter.
+    """The fingerprint of files under the names in `files`; their locations do not matter.
 
-    It covers each file's SHA-256, which may be `recorded` or be the name of the hub's file;
-    otherwise `sha256` computes it or has cached it. If more than `WHOLE` bytes would be read, files
+    It covers each file's SHA-256: the `recorded` one, or the one that names the file in the hub's
+    cache, or else what `sha256` returns. If more than `WHOLE` bytes would be read, files
     above `EVERY` are represented by only their size and a sample of each MiB: reading 45 GB would
     take as long as loading them. Times are not included, so a copy has its original's fingerprint.
     Raises ValueError if a file cannot be read.
@@ -72,6 +72,6 @@ def _sampled(path: pathlib.Path, size: int) -> str:
 def changed(before: Mapping[str, str], now: Mapping[str, str]) -> str:
     """The names of fingerprints that changed, joined by "and"; empty if none did.
 
-    One that was not kept before counts as unchanged.
+    A fingerprint that was not recorded before counts as unchanged.
     """
     return " and ".join(name for name in now if before.get(name, now[name]) != now[name])

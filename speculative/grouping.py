@@ -26,7 +26,7 @@ def filled(rows: Iterable[Sequence[int] | np.ndarray], width: int, pad: int = 0)
 def groups(
     items: Iterable[Item], key: Callable[[Item], Key], most: int | Callable[[Key], int]
 ) -> Iterator[tuple[list[Item], int]]:
-    """Yields the items of each key, in order of the keys' first items, and their batches' rows.
+    """Yields each key's items, in order of the keys' first items, with its batches' row count.
 
     There are at most `most` rows: a number for all keys, or a function of the key.
     """

@@ -63,7 +63,7 @@ def sheared(seen: Array, rows: int) -> Array:
 
 
 def power_of_two(rows: int) -> int:
-    """The least power of two that is not less, so that batches need few programs."""
+    """The least power of two that is at least `rows`, so that batches need few programs."""
     return 2 ** (rows - 1).bit_length()
 
 

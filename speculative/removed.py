@@ -14,5 +14,5 @@ or name in Python."""
 
 
 def said(name: str) -> str | None:
-    """The sentence about a removed name; None if nothing had it."""
+    """The sentence about a removed name; None if the name was not removed."""
     return f"{name} was removed: {REMOVED[name]}." if name in REMOVED else None

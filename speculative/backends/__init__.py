@@ -52,7 +52,8 @@ def heads_together(size: int, platform: str | None = None) -> int:
 def usual_quantize() -> str:
     """The default quantization of a draft: on a CPU int8, with inputs rounded too.
 
-    The target verifies its guesses. Without a compiler for our kernels, XLA would be slower so.
+    That may change guesses, but the target verifies them. Without a compiler for our kernels it is
+    "none", because XLA is slower in int8.
     """
     cpu = jax.default_backend() == "cpu"
     return ROUNDED if cpu and kernels.compiler() else "none"

@@ -21,7 +21,7 @@ would begin by reading a large kernel that is only used after the draft's loop.
 """
 
 LARGE = 2**30
-"""Bytes of weights from which reading ahead pays off even without a draft: eight chips full."""
+"""Bytes of weights from which reading ahead pays off even without a draft: 8 times 128 MiB."""
 
 WINDOWS: dict[str, str | bool] = {"xla_tpu_scoped_vmem_limit_kib": "49152"}
 """For a TPU v5e: more of its 128 MiB on the chip for an operation's operands, usually 16 MiB.

@@ -56,7 +56,8 @@ def split(
     `lay_out` takes the names of a group of kernels that become one, and its kernels, or no names
     and one kernel, which may be the embedding if it is `tied` to the logits; by default it puts
     them `beside` one another, in `shards` parts. Kernels in int8 with scales stay so; with
-    `quantize` others become int8. An embedding that computes logits in int8 is also looked up so.
+    `quantize` others become int8. If an embedding computes logits in int8, its rows that are looked
+    up have the same rounded values.
     """
     join = functools.partial(beside, shards=shards)
     made = lay_out or (lambda names, *weights: join(weights))

@@ -311,7 +311,7 @@ class Xla:
     def _attention(self, q: Array, k: Array, v: Array, spec: Attending, bias: Array) -> Array:
         batch, length, heads, size = q.shape
         q = (q * spec.scale).swapaxes(1, 2)
-        if shared := heads // k.shape[1] > 1:  # They act as more positions of one head.
+        if shared := heads // k.shape[1] > 1:  # Heads of one key act as more positions.
             q = q.reshape(batch, k.shape[1], -1, size)
         # BNLH, BNTH -> BNLT, then BNLT, BNTH -> BNLH; each `einsum` would be traced anew.
         of_heads, exact = ((0, 1), (0, 1)), precision(q)

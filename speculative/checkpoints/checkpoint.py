@@ -231,10 +231,10 @@ class Checkpoint:
         """All parameters on JAX's device as T5X's tree, in the number format `dtype`.
 
         Those of `Config.in_int8` are `Weight` unless `quantize` is "none". On a mesh every device
-        gets only its part of the `sharding.padded` model, or the `whole` model, or its part in
-        `training` (`sharding.of_training`); a process reads only what its own devices get. The
-        host's memory holds one tensor, or one device's part of it, which is cast before it leaves
-        the host.
+        gets only its part of the `sharding.padded` model or, if `whole`, all of the model; if
+        `training`, its part as in `sharding.of_training`. A process reads only what its own devices
+        get. The host's memory holds one tensor, or one device's part of it, which is cast before it
+        leaves the host.
         """
         config = self.config.replace(dtype=dtype, quantize=quantize)
         if on is not None and not whole and not training:

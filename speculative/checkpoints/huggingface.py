@@ -116,7 +116,10 @@ def open(folder: str | pathlib.Path) -> Checkpoint:
 
 
 def write(folder: str | pathlib.Path, checkpoint: Checkpoint, dtype: str | None = None) -> None:
-    """Writes a folder for transformers, as `native.write`; ValueError if it has no such model."""
+    """Writes a folder for transformers, as `native.write` writes ours.
+
+    Raises ValueError also if transformers has no such model.
+    """
     config, dtype = checkpoint.config, dtype or checkpoint.dtype
     kind = names_of(config)
     settings = kind.settings(config, checkpoint.location) | {"torch_dtype": dtype}
@@ -163,7 +166,7 @@ def write(folder: str | pathlib.Path, checkpoint: Checkpoint, dtype: str | None 
 def _of_text(stored: Tensors, prefix: str) -> tuple[Tensors, int]:
     """The tensors whose names have a prefix, now without it, and the number of the others.
 
-    Versions of transformers put it before or after the name of the model within it.
+    Some versions of transformers put the prefix before `model.`, others after it.
     """
     if not prefix:
         return stored, 0

@@ -56,13 +56,13 @@ def open(folder: str | pathlib.Path) -> Checkpoint:
         for path, leaf in leaves.items():  # TensorStore's specifications, or arrays.
             tensors |= _tensors(folder, path, leaf)
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
-    # T5 comes last: it always finds a configuration, or raises what such a checkpoint lacks.
+    # T5 comes last: it finds a configuration, or raises an error that says what is missing.
     configs = (family.names.infer(shapes, str(folder)) for family in reversed(FAMILIES.values()))
     return Checkpoint(str(folder), "t5x", next(filter(None, configs)), tensors)
 
 
 def write(folder: str | pathlib.Path, checkpoint: Checkpoint, dtype: str | None = None) -> None:
-    """Writes as `native.write`; ValueError also if the model is not an encoder-decoder.
+    """Writes like `native.write`; raises ValueError also if the model is no encoder-decoder.
 
     T5X expects a folder name like ``checkpoint_1000``. The index has training step 0.
     """

@@ -150,7 +150,7 @@ def _template(folder: pathlib.Path, tokenizer: Fields) -> str | None:
 
 
 def _ids(sources: list[tuple[pathlib.Path, Fields]], name: str) -> tuple[int, ...]:
-    """The tokens that the files name, by preference the first; ValueError if they contradict."""
+    """The tokens that the files name, preferring the first file; ValueError if they disagree."""
     by_file: list[tuple[int, ...]] = []
     for path, fields in sources:
         value = fields.get(name)
@@ -213,7 +213,7 @@ def _listed(folder: pathlib.Path, tokenizer: Fields) -> Iterator[tuple[pathlib.P
 
 
 def _not_applied(folder: pathlib.Path, settings: Fields) -> str:
-    """A sentence about settings that change transformers' outputs but not ours; or nothing."""
+    """A sentence about settings that change transformers' outputs but not ours; empty if none."""
     ignored: list[str] = []
     for name, (nothing, option) in _APPLIED_THERE.items():
         value = settings.get(name)

@@ -32,8 +32,8 @@ def alpha_on_target_text(
 ) -> list[NDArray[np.float32]]:
     """Beta [length], the acceptance by `Rule.acceptance`, at every token of the target's outputs.
 
-    Alpha is their mean over all tokens. Without random guesses and rejections its variance is
-    lower than that of the share of guesses that decoding accepts.
+    Alpha is their mean over all tokens. As no guess or rejection is drawn at random, its variance
+    is lower than that of the share of guesses that decoding accepts.
 
     Sources are [1, S]. Outputs, with their end of sequence, are padded to `max_length` tokens, so
     that one program is compiled, and up to `batch_size` are scored together. Raises ValueError if
@@ -113,17 +113,17 @@ def at_each(
     tokens: Tokens,
     read: Read,
     look: Callable[[State, Rows, Any], tuple[Proposal, Array]],
-    given: Any,
+    per_token: Any,
     room: int = 2,
 ) -> Array:
     """The results [B, L] of `look` at each of tokens [B, L], which the draft reads one by one.
 
-    `look` takes the draft's state, the token before [B], and the values of `given` [B, L, ...] at
-    the token; it returns a proposal, of which no guess is accepted, and the result. `room` is the
-    space for a proposal in caches, at least 2, because a draft may read a chunk of two.
+    `look` takes the draft's state, the token before [B], and the values of `per_token` [B, L, ...]
+    at the token; it returns a proposal, of which no guess is accepted, and the result. `room` is
+    the space for a proposal in caches, at least 2, because a draft may read a chunk of two.
     """
     draft = models.draft
-    assert draft is not None, "there are guesses of a draft only"
+    assert draft is not None, "only a draft makes guesses"
     batch, length = tokens.shape
     none_accepted = jnp.zeros(batch, jnp.int32)
 
@@ -136,5 +136,5 @@ def at_each(
 
     state = draft.start(params.draft, source, length + room, read.begun)
     fed = teacher_forced.previous(tokens, models.target.first(source))
-    along = jax.tree.map(lambda x: x.swapaxes(0, 1), (fed, given, read.hidden))
+    along = jax.tree.map(lambda x: x.swapaxes(0, 1), (fed, per_token, read.hidden))
     return lax.scan(at, state, along)[1].T

@@ -63,17 +63,17 @@ def step_tokens(
     gammas: tuple[int, ...],
     rules: tuple[Rule, ...],
 ) -> Array:
-    """The same [B, L, gammas, rules] for tokens [B, L], guessing with random numbers [L, B, G]."""
+    """The expected tokens [B, L, gammas, rules] at tokens [B, L]; `uniforms` are [L, B, G]."""
     target, draft = models
-    assert draft is not None, "there are guesses of a draft only"
+    assert draft is not None, "only a draft makes guesses"
     batch, length = tokens.shape
     layers, room = draft.layers, length + uniforms.shape[2] + 2
     begun = target.start(params.target, source, room, layers=layers)
     state = draft.start(params.draft, source, room, begun)
     none = jnp.zeros(batch, jnp.int32)
 
-    def at(carried: tuple[Any, Any], given: tuple[Array, Array, Array]) -> Any:
-        (own, drafting), (last, uniforms, number) = carried, given
+    def at(carried: tuple[Any, Any], inputs: tuple[Array, Array, Array]) -> Any:
+        (own, drafting), (last, uniforms, number) = carried, inputs
         proposal = draft.propose(params.draft, drafting, last, uniforms, sampling, vocab_size)
         chunk = jnp.concatenate([last[:, None], proposal.guesses], axis=1)
         logits, own, hidden = target.extend(params.target, own, Chunk(chunk), layers=layers)

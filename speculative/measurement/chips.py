@@ -40,11 +40,11 @@ class Chip(NamedTuple):
     counted: int = 1  # A chip's count in accelerator types: 1, or 2 for its two cores.
 
     def type(self, chips: int) -> str:
-        """The accelerator type of a slice of so many chips."""
+        """The accelerator type of a slice of `chips` chips."""
         return f"{self.name}-{chips * self.counted}"
 
     def exchange(self, opcode: str, size: int, chips: int) -> float:
-        """Seconds of a collective of so many chips over arrays of a size in bytes.
+        """Seconds of a collective in which `chips` chips exchange arrays of `size` bytes.
 
         A sum over all (all-reduce) is scattered and gathered again, one axis of the torus after
         another, along a ring of its chips; pieces go along two axes at once. A ring's first piece
@@ -89,8 +89,8 @@ def chip(topology: str) -> Chip:
         return known
     kinds = ", ".join(f"{one.kind} ({one.type(min(one.slices))})" for one in CHIPS)
     raise ValueError(
-        f"There is no TPU here that this program knows, only {kind}; name a topology that it "
-        f"stands for (--topology): {kinds}."
+        f"There is no TPU here that this program knows, only {kind}; name the topology to compile "
+        f"for (--topology): {kinds}."
     )
 
 
@@ -145,12 +145,12 @@ def devices(topology: str) -> list[Any]:
 
 
 def smallest(need: int) -> list[str]:
-    """The smallest accelerator type of each kind of chip that has so many bytes of memory."""
+    """The smallest accelerator type of each kind of chip with at least `need` bytes of memory."""
     return [one.type(min(one.slices)) for one in CHIPS if one.hbm >= need]
 
 
 def smallest_mesh(chip: Chip, need: int) -> str | None:
-    """The options for the smallest slice whose chips share so many bytes with half a GiB spare."""
+    """The options for the smallest slice whose chips share `need` bytes, 0.5 GiB to spare each."""
     for chips in chip.slices:
         if need / chips + GIB / 2 <= chip.hbm:
             return f"--topology={chip.type(chips)} --mesh=model:{chips}"

@@ -30,9 +30,9 @@ def rounding(largest: ArrayLike, config: Config, dtype: str | None = None) -> ND
     bfloat16 a layer's result is then rounded to eight significant bits, where the smallest
     difference decides between neighbours that are eps = 2^-7 apart. Layers add independent
     differences, which grow with the square root of their number, and a logit is a sum over the
-    features that have them. Between orders of addition, the two largest logits of random models of
-    one to eight layers approach each other by a fifth of this bound in the root mean square, and by
-    three quarters at most.
+    features that have them. In random models of one to eight layers, another order of addition
+    changes the margin between the two largest logits by a fifth of this bound in the root mean
+    square, and by three quarters of it at most.
     """
     # Inputs that are rounded to int8 differ by steps of about bfloat16's.
     own = "bfloat16" if config.quantize == ROUNDED else config.dtype

@@ -39,8 +39,9 @@ def g_test(name: str, count: int, statistic: float, degrees: int) -> GTest:
 def allowing(test: GTest, divergence: float) -> GTest:
     """The test of samples whose own distribution may differ from the one tested against.
 
-    `divergence` is their Kullback-Leibler divergence in nats, summed over the draws. G is then
-    noncentral chi-square, by at most twice that, whatever the cells are (data processing).
+    `divergence` is their Kullback-Leibler divergence in nats, summed over the draws. G then has a
+    noncentral chi-square distribution whose noncentrality is at most twice that, whatever the cells
+    are (by the data processing inequality).
     """
     from scipy import stats
 

@@ -20,7 +20,7 @@ COLLECTIVES = (
     *("all-reduce", "all-gather", "reduce-scatter"),
     *("all-to-all", "collective-permute", "ragged-all-to-all"),
 )
-"""Instructions by which devices exchange arrays; background ones without "-start" or "-done"."""
+"""Instructions by which devices exchange arrays; in the background, "-start" or "-done" follows."""
 
 
 class Shape(NamedTuple):
@@ -131,7 +131,7 @@ class HloModule:
         """A collective's kind, the bytes of its largest array, and the number of its devices.
 
         None for other instructions, and for the end of a collective that began in the background.
-        A sum over all of which a fusion takes only a part is a reduce-scatter.
+        An all-reduce of which a fusion keeps only a slice counts as a reduce-scatter.
         """
         if one.opcode == "fusion":
             lines = self.inside(one)

@@ -57,7 +57,7 @@ def ranks(
 ) -> Array:
     """The place [B, L] of each of tokens [B, L] among the draft's guesses, from 0; 8 if absent."""
     draft, growth = models.draft, Growth(Growth.BRANCHES, 1)
-    assert draft is not None, "there are guesses of a draft only"
+    assert draft is not None, "only a draft makes guesses"
     first_place = jnp.zeros((len(tokens), 2), jnp.int32)
 
     def rank(state: State, last: Rows, here: tuple[Rows, Rows]) -> tuple[Proposal, Array]:

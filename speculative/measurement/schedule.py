@@ -28,14 +28,14 @@ class Cost(NamedTuple):
     exchanged: int = 0  # Bytes of arrays that chips exchange.
 
     def times(self, trips: int) -> "Cost":
-        """The cost of so many runs."""
+        """The cost of `trips` runs."""
         named, exchanging = trips * self.named, trips * self.exchanging
         meetings = trips * self.collectives, trips * self.exchanged
         return Cost(trips * self.seconds, trips * self.bytes, named, exchanging, *meetings)
 
 
 class Schedule:
-    """Prices a program's computations on a chip; a `jax.named_scope`, `scope`, also separately."""
+    """Computes what a program costs on a chip, and what the part in a `jax.named_scope` does."""
 
     def __init__(self, program: HloModule, chip: Chip, scope: str = "") -> None:
         self.program, self.chip, self.scope = program, chip, scope

@@ -64,14 +64,14 @@ class Costs:
         return theory.predicted_speedup(alpha, gamma, c, v, lengths, *prefill)
 
 
-class _Given(UniformDraft):
-    """Proposes its parameters, guesses and q, so that a step is only verification."""
+class _FixedGuesses(UniformDraft):
+    """Its parameters are the guesses, and q or their tree, so that a step is only verification."""
 
-    def propose(self, params, state, *given: Any, **named: Any) -> Proposal:
+    def propose(self, params, state, *args: Any, **kwargs: Any) -> Proposal:
         guesses, q = params
         return Proposal(guesses, q, state)
 
-    def grow(self, params, state, *given: Any, **named: Any) -> Proposal:
+    def grow(self, params, state, *args: Any, **kwargs: Any) -> Proposal:
         guesses, tree = params
         return Proposal(guesses, None, state, tree)
 
@@ -89,11 +89,11 @@ class _Rejected(Draft):
     def start(self, params, inputs, cache_length, target) -> Any:
         return self.draft.start(params, inputs, cache_length, target)
 
-    def propose(self, *given: Any, **named: Any) -> Proposal:
-        return self.draft.propose(*given, **named)
+    def propose(self, *args: Any, **kwargs: Any) -> Proposal:
+        return self.draft.propose(*args, **kwargs)
 
-    def grow(self, *given: Any, **named: Any) -> Proposal:
-        return self.draft.grow(*given, **named)
+    def grow(self, *args: Any, **kwargs: Any) -> Proposal:
+        return self.draft.grow(*args, **kwargs)
 
     def commit(self, params, proposal, accepted, hidden) -> Any:
         return self.draft.commit(params, proposal, jnp.zeros_like(accepted), hidden)
@@ -198,7 +198,7 @@ def timed_calls(
             more = None
         else:
             more = jnp.full((1, gamma, size), 1 / size)
-        verifying = Models(pair.target, _Given()), Params(params.target, (guesses, more))
+        verifying = Models(pair.target, _FixedGuesses()), Params(params.target, (guesses, more))
         counted = {"by_position": jax.device_put(np.zeros((1, gamma, 1 + config.ranks), np.int32))}
         without, whole = (dataclasses.replace(one, **counted) for one in (alone, begun))
         calls["verify", gamma] = functools.partial(_steps, *verifying, without, config)

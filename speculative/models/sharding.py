@@ -183,7 +183,7 @@ def shardings(tree: PyTree, on: Mesh, whole: bool = False, draft: bool = False) 
 
 
 def of_training(tree: PyTree, on: Mesh) -> PyTree:
-    """The layout in training of parameters, or of an optimizer's state for each (T5X's names).
+    """The layout in training of parameters (T5X's names), or of an optimizer's state for them.
 
     Adafactor's factors of a matrix, `v_row` without its longest axis and `v_col` without the other
     one, are laid out like the remaining axis.
@@ -215,8 +215,8 @@ def places(tree: PyTree, on: Mesh | None) -> PyTree:
 def placed(config: Config, on: Mesh | None, whole: bool = False, training: bool = False) -> PyTree:
     """Shapes of a configuration's parameters as they are read, with their layout on a mesh.
 
-    Those of `Config.in_int8` are `Weight`. Every device holds only its part, or the `whole`, or its
-    part in `training`.
+    Those of `Config.in_int8` are `Weight`. Every device holds its part of each or, if `whole`, all
+    of it; if `training`, its part is that of `of_training`.
     """
 
     def of(path: tuple[Any, ...], leaf: Any) -> Any:

@@ -66,8 +66,8 @@ MESH = (
     Column(
         "guess, shared",
         _ratio("ms_draft_step_shared", "ms_draft_step"),
-        "ms of a guess of a draft that chips share (over that of one that each holds): below 1, "
-        "give --draft_mesh",
+        "ms of a guess if chips share the draft (over that if each chip holds all of it; below 1, "
+        "give --draft_mesh)",
     ),
 )
 STEPS = (
@@ -143,7 +143,7 @@ TRAINING = (
     Column("chip-hours", field("chip_hours", ",.0f")),
 )
 
-HEAVY = 0.05  # The ratio of a guess's time to a step's at which it starts to limit how many pay.
+HEAVY = 0.05  # The least ratio of a guess's time to a step's for which `show` gives advice.
 
 
 def show(found: Sequence[Estimate], console: Console = CONSOLE) -> None:

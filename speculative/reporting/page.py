@@ -27,9 +27,9 @@ CAPTIONS = {
     "figure_2": "Figure 2: tokens per target pass over the acceptance rate α. Lines show "
     "Eq. 1, markers measurements.",
     "figure_4": "Figure 4: the speed-up (Theorem 3.8) and the growth of operations (Theorem "
-    "3.11) over α, for a free draft. Markers are measured speed-ups, which bear their own c and v.",
-    "acceptance": "Acceptance by position in a step, with αⁱ dashed, the value for one rate of all "
-    "guesses; and by place in the text.",
+    "3.11) over α, for a free draft. Markers are measured speed-ups, which include real c and v.",
+    "acceptance": "Acceptance by position in a step, and by place in the text. Dashed: αⁱ, the "
+    "share if all guesses had the same rate.",
 }
 """Captions of the figures, the paper's first."""
 
@@ -185,13 +185,13 @@ def _races(folder: pathlib.Path, rows: Sequence[_Row]) -> list[str]:
 
 
 def _shown_at(ms: float, accepted: str, own: str) -> str:
-    """A target call's text, which appears after so many milliseconds."""
+    """A target call's text, which appears after `ms` milliseconds."""
     guesses = f"<i>{_text(accepted)}</i>" if accepted else ""
     return f'<span style="animation-delay:{ms:.0f}ms">{guesses}<b>{_text(own)}</b></span>'
 
 
 def _figures(rows: Sequence[_Row]) -> list[str]:
-    """Figures 2 and 4, with all rows laid over, and where guesses were accepted."""
+    """Figures 2 and 4 with the points of all rows, and acceptance by position and place."""
     shown = [row.record for row in rows if not row.record.tree]  # Equation 1 describes chains.
     figures: dict[str, Callable[[], Figure]] = {}
     if shown:
@@ -239,7 +239,7 @@ def _samples(rows: Sequence[_Row]) -> list[str]:
     if not shown:
         return []
     note = (
-        f"The first {SAMPLES} of each row. At temperature 0 both outputs are to be the same; "
+        f"The first {SAMPLES} of each row. At temperature 0 both outputs must be the same; "
         "above it they are two samples of one distribution."
     )
     if any(row.record.lenience < 1 for row in rows):
@@ -313,7 +313,7 @@ def _table(caption: str, columns: Sequence[Column], rows: Sequence[_Line]) -> st
 
 def _pairs(pairs: Iterable[tuple[str, str]]) -> str:
     """Terms and their explanations, in as many columns as fit; empty without terms."""
-    parts = [f"<div><dt>{_text(term)}</dt> <dd>{_text(said)}</dd></div>" for term, said in pairs]
+    parts = [f"<div><dt>{_text(term)}</dt> <dd>{_text(text)}</dd></div>" for term, text in pairs]
     return '\n<dl class="pairs">{}</dl>'.format("\n".join(parts)) if parts else ""
 
 

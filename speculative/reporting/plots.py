@@ -64,17 +64,18 @@ def figure_4(records: Sequence[Record]) -> Figure:
 def acceptance(rows: Mapping[str, tuple[Record, Sequence[Sequence[float]]]]) -> Figure:
     """Acceptance by position in a step and by place in the text, of named rows.
 
-    Above, the share of steps in which at least 1, .. gamma guesses were accepted, and dashed
-    alpha^i, as if one rate were that of all guesses of a chain. Below, the mean of beta
-    [length] of the examples, `PLACES` tokens a point, as far as there are `FEWEST_TOKENS` to one.
+    The upper panel shows the share of steps that accepted at least i guesses, i = 1 to gamma, and
+    for chains, dashed, alpha^i, which it would be if all guesses had the same rate. The lower one
+    shows the mean beta over the examples (each has its betas [length]); a point stands for `PLACES`
+    tokens of the text, and needs at least `FEWEST_TOKENS` tokens of examples.
     """
     figure, (steps, places) = _panels(2)
     for (name, (record, betas)), color in zip(rows.items(), _colors(len(rows)), strict=True):
         positions = np.arange(1, record.gamma + 1)
         shares = np.array(record.accepted_by_position) / record.num_target_calls
         steps.plot(positions, shares, "o-", color=color, markersize=4, label=name)
-        alone = np.full(record.gamma, np.nan) if record.tree else record.alpha**positions
-        steps.plot(positions, alone, "--", color=color, linewidth=1)
+        powers = np.full(record.gamma, np.nan) if record.tree else record.alpha**positions
+        steps.plot(positions, powers, "--", color=color, linewidth=1)
         bins = [np.arange(len(beta)) // PLACES for beta in betas]
         place = np.concatenate([np.zeros(0, int), *bins])
         counts = np.bincount(place)
@@ -115,7 +116,7 @@ def _colors(number: int) -> list[ColorType]:
 
 
 def _lines(axes: Axes, records: Sequence[Record], label: str, factor: Callable, at: int) -> None:
-    """A factor over alpha, a line for each gamma, of the paper's and of those measured.
+    """Plots a factor over alpha, with a line for each of `GAMMAS` and of the records' gammas.
 
     Lines are named where alpha is `at`, 0 or 1.
     """

@@ -45,7 +45,7 @@ FEWEST = 6
 
 
 def thousandths(value: float) -> str:
-    """A time or ratio with three decimals; one hidden by them or by timing noise is not 0."""
+    """A time or ratio with three decimals; one too small for them is not shown as 0."""
     return "<0.001" if value < 0.0005 else f"{value:.3f}"
 
 
@@ -132,7 +132,7 @@ VERIFICATION = (  # For rows above temperature 0, where a rule verifies guesses 
     Column(
         "over token",
         field("gain_over_token", ".3f"),
-        "that over the yield of token verification of the same guesses",
+        "predicted tokens over those of token verification of the same guesses",
     ),
     Column("95%", _interval("gain_over_token"), "its interval over the examples"),
 )
@@ -314,7 +314,7 @@ def show_records(records: Sequence[Record], console: Console = CONSOLE) -> None:
 
 TREES = (  # For `tune`.
     Column("tree", field("nodes"), "guesses in a tree"),
-    Column("γ", field("gamma"), "its depth, the best of all"),
+    Column("γ", field("gamma"), "its depth, the best one for its size"),
     Column("per call", field("tokens", ".2f"), "expected tokens per target pass"),
     Column("c", lambda one: thousandths(one.c), "time of a level over that of a target step"),
     Column("v", field("verify_cost", ".2f"), "time of verifying over that of a target step"),
@@ -354,7 +354,7 @@ def show_tuning(tuning: Tuning, console: Console = CONSOLE) -> None:
     else:
         if tuning.trees:
             console.print(
-                "No tree pays here: passes over so many guesses cost more than they save."
+                "No tree pays here: passes over that many guesses cost more than they save."
             )
         console.print(
             f"Best: γ = {best}, {tuning.predicted(best):.2f} times as fast as autoregressive "

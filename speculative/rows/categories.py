@@ -55,13 +55,13 @@ def by_category(examples: Sequence[Example], seed: int) -> list[Category] | None
 
 
 def _category(name: str, examples: Sequence[Example], seed: int) -> Category:
-    def of(one: Example) -> tuple[str, int]:
+    def question_of(one: Example) -> tuple[str, int]:
         return one.question, -1 if one.question else one.number
 
     def counts(one: Example) -> tuple[float, ...]:
         return *one.seconds, *one.lengths, one.target_calls
 
-    groups = itertools.groupby(sorted(examples, key=of), key=of)
+    groups = itertools.groupby(sorted(examples, key=question_of), key=question_of)
     questions = np.array([np.sum([*map(counts, turns)], axis=0) for _, turns in groups])
     seconds, tokens, calls = np.split(questions, (2, 4), axis=1)
     speeds = tokens / seconds

@@ -1,4 +1,4 @@
-"""The device memory that a row needs, computed from shapes only, and whether it is there."""
+"""Computes the device memory that a row needs, from shapes only, and checks that it fits."""
 
 import contextlib
 import pathlib
@@ -39,8 +39,8 @@ def need(
 ) -> Need:
     """The memory for a target and perhaps a draft, with `gamma` guesses per step (None is 7).
 
-    It is per device for models that devices share in `shards` parts each; but a CPU's devices share
-    its memory.
+    Where devices share the models, in `shards` parts each, this is the need of one device; a CPU's
+    devices share one memory, so there it is the need of them all.
     """
     gamma = gamma or (min(7, tree) if tree else 7)
     of_each, cpu = [], jax.default_backend() == "cpu"
@@ -142,7 +142,7 @@ def require_text(
     tree: int = 0,
     shards: Sequence[int] = (1, 1),
 ) -> None:
-    """Raises ValueError unless a pair and a text of such a length fit the present device."""
+    """Raises ValueError unless a pair and a text of `source_length` tokens fit the device."""
     needed = need(models, gamma, max_length, source_length, tree, shards)
     name, there = device_bytes()
     if sum(needed) > there:

@@ -18,10 +18,11 @@ class Record:
     measured cost model with prefill and the examples' lengths, and `speedup_long` its limit for
     long outputs, Eq. 1 / (gamma c + v). If `simulated_alpha` is a number, guesses were accepted
     with that probability, and only the times are real. If `lenience` l is below 1, outputs are not
-    the target's own, and are not compared. For a `tree` of so many guesses per step, gamma is the
-    depth, `nodes` the mean number of guesses tested per call, `alpha` the share of tested positions
-    whose likeliest guess was accepted, and `alpha_accepted` the share where any was; Equation 1
-    holds for chains. A value of the wrong type, or a number that is not finite, raises ValueError.
+    the target's own, and are not compared. If `tree` is above 0, each step guesses a tree of that
+    many tokens: gamma is its depth, `nodes` the mean number of guesses per call, `alpha` the share
+    of tested positions whose likeliest guess was accepted, and `alpha_accepted` the share where any
+    was; Equation 1 holds only for chains. A value of the wrong type, or a number that is not
+    finite, raises ValueError.
     """
 
     experiment: str
@@ -82,8 +83,8 @@ class Record:
     tree: int = 0
     quantize: str = "none"
     mesh: str | None = None
-    # The number of workers that shared the texts; and c and v while all worked, which are those
-    # above too if no process measured them by itself.
+    # The number of workers that shared the texts, and c and v as timed while all of them ran; `c`
+    # and `verify_cost` have the same values unless a single process timed its own afterwards.
     workers: int | None = None
     c_beside: float | None = None
     verify_cost_beside: float | None = None

@@ -47,14 +47,14 @@ def run_row(
 ) -> Record:
     """Measures a row on its texts or, without any, on random sources.
 
-    Both ways of decoding run in the same loop and alternate on each example, as does the order of
-    the two. A time is the wall-clock time of a whole generation, prefill included but not
+    Both ways of decoding run in the same loop, one after the other on each example, and take turns
+    in going first. A time is the wall-clock time of a whole generation, prefill included but not
     compilation. At temperature 0 the rounds of an example are alike, and its time is their median;
     above it each round draws another sample. Costs are timed between the examples, because a
     machine's speed changes within minutes. Examples in `kept`, from an earlier run, are not
-    measured again; this run's are added to them. A `share` (K, N) is for one of N processes, which
-    takes the texts whose number modulo N is K; its record covers those of them in `kept`.
-    ValueError is raised without a gamma or a prompt, and if logits are not finite.
+    measured again; this run's are added to them. With a `share` (K, N), this is one of N processes:
+    it measures only the texts whose number modulo N is K, and its record covers only these. Raises
+    ValueError if the row has no gamma or no prompts, or if logits are not finite.
     """
     gamma = gamma_of(config, experiment)
     began = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")

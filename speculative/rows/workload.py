@@ -53,9 +53,9 @@ class Workload:
         return output, time.perf_counter() - began
 
     def meter(self, gammas: Sequence[int], lengths: Sequence[int]) -> CostMeter:
-        """Times costs with a source whose length is the mean of the sources'.
+        """A meter of costs, with a source as long as the sources are on average.
 
-        The cache has the size in which the median of outputs of such lengths ends.
+        Its cache is as large as decoding needs for an output of the median of `lengths`.
         """
         config = self.decoding(max(gammas))
         needed = max(int(statistics.median_high(lengths)), ITERATIONS) + config.room

@@ -63,7 +63,7 @@ class Unexplained:
 
     text: int  # The number of the text and the position of the token, from 1.
     position: int
-    given: float | None  # None if it is not finite, which no emitted token's can be.
+    given: float | None  # The program's; None if not finite, which an emitted token's always is.
     target: float  # The target's own, in nats like `given`.
     allowed: float  # The largest difference that rounding explains.
 

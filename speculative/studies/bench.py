@@ -37,7 +37,7 @@ WIDTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32)  # Positions per pass that are ti
 GAMMAS = (1, 3, 5, 7, 15)  # Numbers of guesses whose whole steps are timed.
 TURNS = 7
 ROUNDS = 7  # Rounds of decoding the texts at each batch size.
-TEXTS = 8  # The least texts per row of a batch, so that the last ones matter little.
+TEXTS = 8  # The least number of texts per row of a batch, so that rows idle little at the end.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Bench:
 
     config: RowConfig
     model: Config  # The target's.
-    parameters: int  # The number that a target step reads.
+    parameters: int  # The number of parameters that a target step reads.
     bandwidth: float  # Bytes per second of a streaming read.
     passes: list[Pass]  # The target's, over several widths.
     draft_passes: list[Pass]  # The draft's, if it is a model, over one position and over two.
@@ -154,7 +154,7 @@ def resolve(config: RowConfig, widths: Sequence[int]) -> Resolved:
 
 
 def bench(
-    config: RowConfig, widths: Sequence[int], found: Resolved, on_progress: OnProgress
+    config: RowConfig, widths: Sequence[int], resolved: Resolved, on_progress: OnProgress
 ) -> Bench:
     """Measures a row's pair on random text.
 
@@ -162,7 +162,7 @@ def bench(
     `config.random_length` tokens. Widths ascend from 1.
     """
     on_progress("loading", 0)
-    work = workload(found.load(), config, None)
+    work = workload(resolved.load(), config, None)
     pair, cache = work.pair, config.max_length
     on_progress("bandwidth", 0)
     bandwidth = hardware.read_bandwidth()
@@ -196,7 +196,10 @@ def bench(
 def _passes(
     model: Model, params: PyTree, state: Any, cache: int, widths: Sequence[int]
 ) -> list[tuple[int, int, Callable[[], Any], list[float]]]:
-    """Each width, a pass's bytes, a loop of `ITERATIONS` passes on half a cache, and no times."""
+    """For each width: itself, the bytes a pass reads, a loop of `ITERATIONS` passes, and a list.
+
+    Half of the cache is filled. The list is empty; the caller adds the loop's times.
+    """
     half = Chunk(jnp.ones((1, cache // 2), jnp.int32))
     state = jax.jit(model.extend)(params, state, half).state
 
@@ -230,7 +233,7 @@ def batches(work: Workload, sizes: Sequence[int], gamma: int, on_progress: OnPro
     for i, batch in enumerate(measured):
         on_progress(f"batch {batch.batch_size}, compiling", i / len(sizes))
         both = [_decode(work, way, batch)[0] for way in (0, gamma)]
-    gc.freeze()  # A collection would take a third of a second for the objects of compiling.
+    gc.freeze()  # The garbage collector would scan compiled programs, for a third of a second.
     for turn in range(ROUNDS):
         for i, batch in enumerate(measured):
             on_progress(f"batch {batch.batch_size}, texts", (turn + i / len(sizes)) / ROUNDS)

@@ -434,7 +434,7 @@ def beside_arguments(memory: Any) -> int:
 def _speedups(config: RowConfig, alpha: float, c: float, v: float) -> dict[int, float]:
     """The speed-up by gamma, if a guess, or a level of a tree, costs the same at any gamma.
 
-    Trees are accepted according to `theory.shares_by_rank`, and are the best with so many guesses.
+    A tree is the best one of `config.tree` guesses, accepted as `theory.shares_by_rank` predicts.
     """
     coupled = config.verification == "coupled" and not config.sampling.greedy
     if not config.tree and not coupled:
@@ -460,8 +460,8 @@ def _laid_out(size: Config, draft: bool, shards: int) -> PyTree:
 def _kernels(params: Params, part: bool) -> set[tuple[str, int]]:
     """The element types, as programs name them, and the numbers of elements of all matrices.
 
-    They are those of whole matrices, or of each chip's part. Matrices in int8 may be widened too,
-    which would be a copy of twice the size.
+    With `part`, the numbers are those of each chip's part of a matrix. An int8 matrix may be copied
+    in a wider type, too.
     """
     leaves: list[Array] = [leaf for leaf in jax.tree.leaves(params) if leaf.ndim == 2]
     names = {"bfloat16": ("bf16",), "float32": ("f32",), "int8": ("s8", "bf16", "f32")}

@@ -66,12 +66,12 @@ class KeyedByPosition(rules.Block):
 
 @dataclasses.dataclass(frozen=True)
 class Power:
-    """The power of an audit of such samples against a fault."""
+    """The power, against one fault, of an audit of as many texts as were really audited."""
 
     fault: str  # The sampler's fault.
-    power: float  # The probability that the audit fails, at least, with confidence 95%.
+    power: float  # A lower bound (95% confidence) on the probability that the audit fails.
     test: str  # The test that is most likely to find it.
-    texts: int | None  # The most that a power of `ENOUGH` would need; None if unknown.
+    texts: int | None  # An upper bound on the texts for a power of `ENOUGH`; None if unknown.
 
 
 def faults(sampling: Sampling) -> dict[str, tuple[rules.Rule, Sampling]]:
@@ -95,7 +95,7 @@ def powers(
     on_progress: OnProgress = lambda what, share: None,
     seed: int = 0,
 ) -> list[Power]:
-    """The power of an audit that samples `passed`, against each of `faults`.
+    """The power, against each of `faults`, of an audit like `passed`, the one of these samples.
 
     The faulty decoder, otherwise set by `config`, makes about `texts` texts: from all the prompts,
     several times if they are fewer, or from a part of them.
@@ -129,10 +129,10 @@ def _power(fault: str, audits: Sequence[Audit], passed: Audit) -> Power:
 
 
 def of_impossible(count: int, audits: float) -> tuple[float, float, str]:
-    """The power of finding a token of probability 0, given the count found in so many audits.
+    """The power of finding a token of probability 0, given the `count` found in `audits` audits.
 
-    Also returns how many times as many texts give a power of `ENOUGH`, and the test's name. The
-    count is a Poisson variable.
+    Also returns the factor by which the number of texts must grow for a power of `ENOUGH`, and the
+    test's name. The count is taken as a Poisson variable.
     """
     from scipy import stats
 
@@ -142,7 +142,7 @@ def of_impossible(count: int, audits: float) -> tuple[float, float, str]:
 
 
 def of_test(test: GTest, noncentrality: float, level: float) -> tuple[float, float, str]:
-    """The same for a test at a level, whose G has such a noncentrality if there is a fault."""
+    """Like `of_impossible`, for a test at `level` whose G has the fault's `noncentrality`."""
     from scipy import optimize, stats
 
     degrees = test.degrees or 1

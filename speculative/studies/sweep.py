@@ -184,9 +184,9 @@ def work(
 ) -> None:
     """Measures a worker's texts of all rows, and then those of workers that have stopped.
 
-    The other workers are those of this host, numbered `here`; by default all. ValueError is raised
-    as by `run`, if another process is this worker, and if the others have other rows, settings,
-    files or another commit.
+    It takes over only from workers of this host, whose numbers are `here`, by default all. Raises
+    ValueError where `run` does, if another process is this worker already, or if rows, settings,
+    files or the commit differ from those of the other workers.
     """
     output_dir.mkdir(parents=True, exist_ok=True)  # For the lock.
     load = weights.Loader()
@@ -296,7 +296,7 @@ def _work(
     )
 
 
-def _prompts(config: RowConfig, found: Resolved, scored: bool = False) -> list[Prompt] | None:
+def _prompts(config: RowConfig, resolved: Resolved, scored: bool = False) -> list[Prompt] | None:
     """A row's texts; None without a vocabulary to read them with.
 
     ValueError names a text that the target cannot read or the metric cannot judge. The metric is
@@ -305,10 +305,10 @@ def _prompts(config: RowConfig, found: Resolved, scored: bool = False) -> list[P
     if config.checkpoints == RANDOM and config.vocabulary is None:
         return None
     prompts, metric = load_prompts(config.texts, config.num_examples), config.metric
-    prompts = chats.rendered(prompts, config, found.vocabulary.special)
+    prompts = chats.rendered(prompts, config, resolved.vocabulary.special)
     if scored and config.simulated_alpha is None and any(prompt.reference for prompt in prompts):
         metric = config.texts.metric
-    require(prompts, metric, model_of(found.target.config).decoder_only)
+    require(prompts, metric, model_of(resolved.target.config).decoder_only)
     if metric:
         quality.require_seen(metric, [prompt.reference for prompt in prompts])
     return prompts

@@ -27,14 +27,14 @@ DEPTH = 7  # The depth of the trees that are timed; a level costs the same in ot
 
 @dataclasses.dataclass(frozen=True)
 class TreeTuning:
-    """A tree of so many guesses at its best depth."""
+    """A tree of `nodes` guesses at its best depth, with its yield and its costs."""
 
     nodes: int
     gamma: int
     tokens: float  # Expected per target call.
     c: float  # The time of growing a level, over that of a target step.
     verify_cost: float
-    predicted: float  # Speed-up for texts of these lengths.
+    predicted: float  # Speed-up for texts of the measured lengths.
 
 
 @dataclasses.dataclass(frozen=True)

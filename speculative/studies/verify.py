@@ -1,4 +1,4 @@
-"""Audits this program: one whole text per prompt and, above temperature 0, more beginnings."""
+"""Audits this program's decoding: a text per prompt and, above T = 0, more texts' beginnings."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -13,7 +13,7 @@ from speculative.progress import OnProgress
 from speculative.rows.workload import Workload
 from speculative.studies.audit import BEGINNING, FEWEST, Audit, Sample, audit
 
-ROWS = 64  # Beginnings that are drawn at a time, if so many rows fit in memory.
+ROWS = 64  # The most beginnings that are decoded at a time; fewer if memory is short.
 
 
 def verify(

@@ -31,11 +31,12 @@ COUNT = "import jax; print(jax.default_backend(), jax.local_device_count())"
 
 
 def count(asked: str, mesh: str | None) -> tuple[str, int]:
-    """The platform of this machine, and the number of workers, each with such a mesh.
+    """The platform of this machine, and the number of workers, each of which has a whole `mesh`.
 
-    Another process counts the devices, because a process that uses a TPU keeps it. TPU chips are
-    counted by their files, because that process would wait for those of other hosts. ValueError is
-    raised if there are too few.
+    `asked` is that number as text, or `AUTO`. Devices are counted by another process, because a
+    process that has used a TPU keeps hold of it. TPU chips are counted by their files instead,
+    because such a process would wait for the chips of other hosts. Raises ValueError if there are
+    too few devices for the workers.
     """
     chips = [file for pattern in CHIPS for file in glob.glob(pattern)]
     if chips and importlib.util.find_spec("libtpu"):
@@ -53,7 +54,7 @@ def count(asked: str, mesh: str | None) -> tuple[str, int]:
 
 
 def _wanted(asked: str, mesh: str | None, there: int) -> int:
-    """The number of workers for so many devices."""
+    """The number of workers that `asked` means; ValueError if `there` devices are too few."""
     each = checks.devices(mesh)
     most = there // each
     if each not in BOUNDS:
@@ -147,10 +148,10 @@ def run(
             ) from None
     failed = {worker: one.returncode for worker, one in running.items() if one.returncode}
     if len(failed) == workers:
-        raise ValueError(f"All workers failed; the first one says: {_said(folder, min(failed))}")
+        raise ValueError(f"All workers failed; the first one says: {_fault(folder, min(failed))}")
     for worker, code in failed.items():
         message = "Worker %s ended with exit code %s; others take over its texts. It says: %s"
-        logging.warning(message, worker, code, _said(folder, worker))
+        logging.warning(message, worker, code, _fault(folder, worker))
 
 
 def _done(folder: pathlib.Path, texts: Mapping[str, int]) -> int:
@@ -159,8 +160,8 @@ def _done(folder: pathlib.Path, texts: Mapping[str, int]) -> int:
     return sum(file.read_bytes().count(b"\n") for file in files)
 
 
-def _said(folder: pathlib.Path, worker: int) -> str:
-    """The last line of a worker's log, or its error."""
+def _fault(folder: pathlib.Path, worker: int) -> str:
+    """The last error in a worker's log or, if there is none, its last line."""
     lines = disk.text(folder / f"worker.{worker}.log").strip().splitlines()
     errors = [line for line in lines if line.startswith("error: ")]
     return [*lines, *errors][-1].removeprefix("error: ") if lines else "nothing."

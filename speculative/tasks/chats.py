@@ -25,8 +25,8 @@ def is_chat(record: Mapping[str, Any]) -> bool:
 def of_record(record: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
     """The fields of a `Prompt` for each turn of a chat; ValueError names `where` if it is no chat.
 
-    The messages of a turn are all up to it. If one user message follows another, the answer to the
-    earlier one is still to be written.
+    A turn's messages are all those of the chat up to it. If one user message follows another, the
+    answer to the earlier one is still to be written.
     """
     question = "turns" in record
     known = QUESTION if question else CHAT
@@ -60,9 +60,9 @@ def of_record(record: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
     return prompts
 
 
-def _turns(given: Any) -> list[list[dict[str, Any]]]:
+def _turns(turns: Any) -> list[list[dict[str, Any]]]:
     """The user's text in each turn, as messages."""
-    if not isinstance(given, list) or not given:
-        raise ValueError(f"turns must be a list of at least one text, not {given!r}.")
-    texts = [checks.text(f"turn {number}", text) for number, text in enumerate(given, 1)]
+    if not isinstance(turns, list) or not turns:
+        raise ValueError(f"turns must be a list of at least one text, not {turns!r}.")
+    texts = [checks.text(f"turn {number}", text) for number, text in enumerate(turns, 1)]
     return [[{"role": "user", "content": text}] for text in texts]

@@ -47,13 +47,13 @@ def is_begun(work_dir: pathlib.Path) -> bool:
     return (work_dir / FILE).is_file()
 
 
-def require_same(work_dir: pathlib.Path, said: Fields, made_with: Mapping[str, str]) -> None:
+def require_same(work_dir: pathlib.Path, decisive: Fields, made_with: Mapping[str, str]) -> None:
     """Records the settings of a run, and the fingerprints of the files that it uses.
 
     Raises ValueError if the folder holds a run with others. Anything that an earlier version did
     not record is assumed to be the same, with a warning if that is a model or a text.
     """
-    now = json.loads(json.dumps(said, default=str))  # As a file holds it: tuples are lists.
+    now = json.loads(json.dumps(decisive, default=str))  # As a file holds it: tuples are lists.
     file = work_dir / FILE
     with disk.owned(work_dir):
         before = disk.read_json(file) if file.is_file() else {}

@@ -1,4 +1,4 @@
-"""Drafts that need no training: texts like a model's own, counted or kept in one file."""
+"""Drafts without training: n-gram counts of texts like a model's own, or the texts themselves."""
 
 import json
 import os

@@ -263,7 +263,7 @@ def first_fit(
     # almost all the time of packing is spent.
     open_rows: list[list[int]] = []
     placed: list[list[int]] = []
-    made, (source_room, target_room) = 0, lengths
+    count, (source_room, target_room) = 0, lengths
     for source, target in zip(input_sizes.tolist(), target_sizes.tolist(), strict=True):
         for row in open_rows:
             if row[2] + source <= source_room and row[3] + target <= target_room:
@@ -271,9 +271,9 @@ def first_fit(
         else:
             if len(open_rows) == OPEN_ROWS:
                 open_rows.remove(max(open_rows, key=lambda row: row[2] + row[3]))
-            row = [made, 0, 0, 0]
+            row = [count, 0, 0, 0]
             open_rows.append(row)
-            made += 1
+            count += 1
         row[1] += 1
         placed.append(row.copy())
         row[2] += source

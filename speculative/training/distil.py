@@ -49,7 +49,7 @@ WRITTEN = {"greedy": 0.0, "sampled": 1.0}  # Temperatures; a draft in use reads 
 class Distillation:
     """The distance of the draft's distribution q from the target's p, token by token.
 
-    It is KL(p || q), in nats, and the total variation distance 1 - sum min(p, q). That equals
+    It is KL(p || q), in nats, plus the total variation distance 1 - sum min(p, q). That equals
     1 - alpha, the rate of rejection (Leviathan et al., Theorem 3.5), but where p and q hardly
     overlap its gradient vanishes; there the KL divergence helps.
 
@@ -142,8 +142,8 @@ def distil(
     `begun.require_same`. `data_dir` may also be the contents of its files, by name. The devices of
     a `mesh` like "data:2,model:4" share the target, and the rows of a batch. The target writes with
     its kernels as `quantize` says, but its distribution is learned without quantization. The rest
-    is as in `train.train`; ValueError also if target and draft do not fit, or a text has tokens
-    that are not pieces, or, among the references, more than there are positions.
+    is as in `train.train`. Raises ValueError also if target and draft do not fit each other, if a
+    text has a token that is no piece, or if a reference has more tokens than there are positions.
     """
     checks.jax_settings()
     deadline = deadline_after(max_minutes)

@@ -64,8 +64,8 @@ class TrainConfig:
     # which falls with the square root of the step.
     decay: str = "cosine"
     clip_norm: float = 1.0  # The gradient's largest global norm; 0 sets no limit.
-    # Recomputation in the gradient, to save memory: "none", "layers" from only their inputs, or all
-    # of a layer but the "products" with kernels.
+    # What the backward pass computes again, to save memory: "none", "layers" (all of each, from its
+    # input) or "products" (all but products with kernels).
     remat: str = "none"
     seed: int = 0  # For the initial parameters, the examples' order and dropout.
     log_every: int = 50  # Steps between log lines; a run saves and stops only at such a step.
@@ -74,7 +74,7 @@ class TrainConfig:
     keep: int = 2  # Newest checkpoints that are kept, two or more, besides the best one.
     # The checkpoint that becomes the model: the "last", or the "best" in held-out evaluation.
     take: str = "last"
-    patience: int = 0  # The run ends after so many evaluations without a better one; 0: never.
+    patience: int = 0  # The run ends after this many evaluations without a better one; 0: never.
 
     def __post_init__(self) -> None:
         checks.fields(self)
@@ -453,7 +453,7 @@ def _overflow(
 
 
 def deadline_after(minutes: float | None) -> float:
-    """The `time.monotonic()` at which a run of so many minutes stops; None sets no limit."""
+    """The `time.monotonic()` at which a run of this many minutes stops; None sets no limit."""
     return math.inf if minutes is None else time.monotonic() + 60 * minutes
 
 

@@ -46,7 +46,7 @@ def configured(
 
 @dataclasses.dataclass(frozen=True)
 class DraftSettings:
-    """Settings that options may choose; a gin file (`--config`) instead of texts chooses more."""
+    """What command-line options can set; a gin file (`--config`) instead of texts can set more."""
 
     dim: int | None = None  # Features, a multiple of 64; None: half of the target's, at most 1,024.
     layers: int = 1  # Decoder layers.
@@ -116,7 +116,7 @@ def of_texts(
         ),
         "files": train.Files({"train": 1.0}, ["held_out"]),
         "data_dir": examples,
-        # The texts themselves need no decoding; those of an encoder-decoder are sources.
+        # Texts that the target continues are also learned from; an encoder-decoder's are sources.
         "references": {"train": 1.0} if goes_on else {},
         "max_length": settings.max_length,
         "generation_batch": settings.batch_size,

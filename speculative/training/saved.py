@@ -58,7 +58,7 @@ class Checkpoints:
         return self._manager.best_step()
 
     def save(self, step: int, state: PyTree, score: float | None) -> None:
-        """Starts to write a state, after waiting for the previous one, whose OSError may come now.
+        """Starts to write a state after the previous one is done; an OSError may be about either.
 
         The `score` is that of an evaluation; None if the state was not evaluated.
         """

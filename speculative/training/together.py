@@ -22,7 +22,7 @@ def agreed(here: bool) -> bool:
 def by_first(work: Callable[[], object]) -> None:
     """Runs `work` in the first process; the others wait, and raise an error if it does.
 
-    Otherwise they would wait for its part of the next step.
+    If they went on, they would wait forever for its part of the next step.
     """
     error = None
     try:

@@ -245,8 +245,8 @@ def train(
     The tokenised `files` are in `data_dir`. Training checkpoints and log go into `work_dir`, the
     checkpoints into `checkpoint_dir` where one is given, a folder or ``gs://bucket/folder``; the
     model goes into `out_dir` in the number format `storage`, with the file `vocabulary`, by default
-    that of `init_from`. This is a checkpoint in any format to start from, of the same sizes or with
-    fewer layers; None starts from random weights. After `max_minutes`, if given, the run saves and
+    that of `init_from`, a checkpoint in any format to start from, of the same sizes or with fewer
+    layers; None starts from random weights. After `max_minutes`, if given, the run saves and
     stops. `label_smoothing` and `z_loss` are those of `CrossEntropy`. The devices of a `mesh` like
     "data:8", from all processes if there are several, share the work; a run may resume on another
     mesh. After every evaluation `on_evaluation` is called with `work_dir`. Returns whether the
@@ -335,13 +335,14 @@ def mesh_for(text: str | None, config: TrainConfig) -> Mesh | None:
     return on if on.size > 1 else None
 
 
-def _checkpoint_folder(given: disk.Path | None, work_dir: pathlib.Path) -> disk.Path:
+def _checkpoint_folder(checkpoint_dir: disk.Path | None, work_dir: pathlib.Path) -> disk.Path:
     """Where a run's checkpoints go; ValueError if several processes would not share it."""
-    if given is None:
+    if checkpoint_dir is None:
         if jax.process_count() > 1:
             raise ValueError(
                 "Several processes need a folder for checkpoints that all of them see, such as "
                 "gs://BUCKET/FOLDER; name it (--checkpoint_dir)."
             )
         return work_dir / CHECKPOINTS
-    return given if str(given).startswith("gs://") else pathlib.Path(given).absolute()
+    remote = str(checkpoint_dir).startswith("gs://")
+    return checkpoint_dir if remote else pathlib.Path(checkpoint_dir).absolute()

@@ -72,7 +72,7 @@ class Cpu(Xla):
 def prepack(params: PyTree, quantize: str = "none") -> PyTree:
     """Prepacks parameters for decoding on CPU.
 
-    Kernels are int8 with a scale for each output if they are given so or `quantize` says so. If
+    Kernels are int8 with a scale for each output if they already were, or if `quantize` says so. If
     `kernels` cannot be compiled, XLA computes the products.
     """
     return _prepack(params, quantize) if kernels.native() else for_xla(params, quantize)

@@ -32,7 +32,7 @@ class GemmaConfig(RotaryConfig):
     }
 
     def description(self) -> tuple[str, str]:
-        """The kind, told by `head_norms`, and the layers."""
+        """The kind, which follows from `head_norms`, and the layers."""
         layers = count(self.num_layers, "decoder layer")
         seen = f", windows of {max(self.windows):,}" if any(self.windows) else ""
         kind = "Gemma 3" if self.head_norms else "Gemma 2"

@@ -27,7 +27,7 @@ class LlamaConfig(RotaryConfig):
     }
 
     def description(self) -> tuple[str, str]:
-        """The kind, told by biases and norms, and the layers."""
+        """The kind, which follows from biases and norms, and the layers."""
         kind = "Qwen3" if self.head_norms else "Qwen2" if self.qkv_biases else "Llama"
         tied = "tied" if self.logits_via_embedding else "untied"
         positions = f"{self.max_positions:,} positions" if self.max_positions else "any position"

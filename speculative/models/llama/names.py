@@ -46,7 +46,7 @@ class LlamaNames(RotaryNames[LlamaConfig]):
         )
 
     def _windows(self, settings: Fields, location: str) -> tuple[int, ...]:
-        """Windows: in Mistral on all layers; in Qwen, if enabled, on those from a given one on."""
+        """Windows: in Mistral on all layers; in Qwen, if enabled, from `max_window_layers` on."""
         kind, layers = settings["model_type"], settings["num_hidden_layers"]
         size, first = settings.get("sliding_window", 4096), 0
         if kind.startswith("qwen") and settings.get("use_sliding_window"):

@@ -15,7 +15,7 @@ class T5Config(Config):
     each of umT5's layers has its own relative positions.
     """
 
-    num_encoder_layers: int  # 0 in a draft that reads another's.
+    num_encoder_layers: int  # 0 in a draft that reads its target's encoder.
     num_decoder_layers: int
 
     depths = ("num_encoder_layers", "num_decoder_layers")

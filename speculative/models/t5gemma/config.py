@@ -18,7 +18,7 @@ class T5GemmaConfig(RotaryConfig):
     Encoder and decoder have embeddings of their own, and the logits are tied to the decoder's.
     """
 
-    num_encoder_layers: int  # 0 in a draft that reads another's.
+    num_encoder_layers: int  # 0 in a draft that reads its target's encoder.
     num_decoder_layers: int
     _: dataclasses.KW_ONLY
     mlp_activations: tuple[str, ...] = ("gelu", "linear")
