@@ -224,8 +224,8 @@ def trees() -> str:
     texts, ways = sum(one["texts"] for one in found["rows"]), len(found["rows"])
     others = sum(len(one["others"]) for one in found["rows"])
     note = f"""\
-With `coupled`, {others} of {texts:,} texts differ from the target's own, over {ways} combinations of
-task, draft, γ, temperature, tree and batch size.
+With `coupled`, {others} of {texts:,} texts differ from the target's own, over {ways} combinations
+of task, draft, γ, temperature, tree and batch size.
 
 """
     return measured_on(found) + note + pages.markdown(heads, rows, 2)
