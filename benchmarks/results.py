@@ -274,7 +274,14 @@ def peers() -> str:
         name = pathlib.Path(model["target"]).name
         except_for = f" (all but {', '.join(dict.fromkeys(others))}'s)" if others else ""
         same.append(f"{len(listed) - len(others)} of {len(listed)} for `{name}`{except_for}")
+    drafts = [
+        f"`{pathlib.Path(model['draft']).name}` of `{pathlib.Path(model['target']).name}`"
+        for model in found
+        if "draft" in model
+    ]
     note = f"""\
+Drafts: {", ".join(drafts)}.
+
 Ways in float32 whose outputs are those of transformers, near ties excused: {", ".join(same)}. Each
 number of threads counts as a way.
 
