@@ -274,11 +274,8 @@ def peers() -> str:
         name = pathlib.Path(model["target"]).name
         except_for = f" (all but {', '.join(dict.fromkeys(others))}'s)" if others else ""
         same.append(f"{len(listed) - len(others)} of {len(listed)} for `{name}`{except_for}")
-    drafts = [
-        f"`{pathlib.Path(model['draft']).name}` of `{pathlib.Path(model['target']).name}`"
-        for model in found
-        if "draft" in model
-    ]
+    pairs = [(model["draft"], model["target"]) for model in found if "draft" in model]
+    drafts = [" of ".join(f"`{pathlib.Path(x).name}`" for x in pair) for pair in pairs]
     note = f"""\
 Drafts: {", ".join(drafts)}.
 

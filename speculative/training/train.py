@@ -100,9 +100,8 @@ def initial(
     """
     key = jax.random.key(seed)
     if init_from is None:
-        return jax.jit(model.init, out_shardings=_shardings(jax.eval_shape(model.init, key), on))(
-            key
-        )
+        shardings = _shardings(jax.eval_shape(model.init, key), on)
+        return jax.jit(model.init, out_shardings=shardings)(key)
     checkpoint = begun_from(model.config, init_from)
     params = by_name(checkpoint.load("float32", on=on, training=True))
     if by_name(abstract_params(model.config)).keys() == params.keys():
