@@ -100,9 +100,13 @@ class Comparison:
 
     def to_json(self) -> dict[str, Any]:
         """All measurements, with every round."""
-        names = ("target", "draft", "gamma", "max_length", "random")
-        differences = self.differences
-        return {name: getattr(self.setting, name) for name in names} | {
+        setting, differences = self.setting, self.differences
+        return {
+            "target": pathlib.PurePath(setting.target).name,
+            "draft": setting.draft and pathlib.PurePath(setting.draft).name,
+            "gamma": setting.gamma,
+            "max_length": setting.max_length,
+            "random": setting.random,
             "sources": self.sources,
             "timed": self.timed,
             "ways": [

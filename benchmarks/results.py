@@ -257,7 +257,7 @@ def peers() -> str:
             over = f" ({one['over'][ours]:.2g})" if one["program"] != OURS else ""
             cells.setdefault(name, {})[model["target"]] = f"{one['ms_per_token']:.2f}{over}"
     names = [model["target"] for model in found]
-    heads = ["program, way", *(f"`{pathlib.Path(name).name}`" for name in names)]
+    heads = ["program, way", *(f"`{name}`" for name in names)]
     order = sorted(cells, key=lambda name: list(PROGRAMS).index(name.partition(",")[0]))
     rows = [[name, *(cells[name].get(model, "") for model in names)] for name in order]
     same = []
@@ -271,11 +271,10 @@ def peers() -> str:
             for program, differences in listed
             if not all(Difference(**one).near_tie for one in differences)
         ]
-        name = pathlib.Path(model["target"]).name
         except_for = f" (all but {', '.join(dict.fromkeys(others))}'s)" if others else ""
-        same.append(f"{len(listed) - len(others)} of {len(listed)} for `{name}`{except_for}")
-    pairs = [(model["draft"], model["target"]) for model in found if "draft" in model]
-    drafts = [" of ".join(f"`{pathlib.Path(x).name}`" for x in pair) for pair in pairs]
+        equal = f"{len(listed) - len(others)} of {len(listed)}"
+        same.append(f"{equal} for `{model['target']}`{except_for}")
+    drafts = [f"`{model['draft']}` of `{model['target']}`" for model in found if "draft" in model]
     note = f"""\
 Drafts: {", ".join(drafts)}.
 

@@ -6,8 +6,10 @@ loop (speculative/decoding/loop.py) emits the same tokens from the same random n
 compare the two. To try an idea, change this file first; docs/extending.md shows how to carry the
 change into the compiled loop.
 
-All arithmetic after the models' logits is in float64. This file shares no code with the device's
-verification rules (rule.py, rules.py), so that their tests can use it as an independent check.
+`verify` and `decode` are the paper's algorithm, `decode_coupled` and `grow` are coupled
+verification and trees of guesses; block verification is in block.py. All arithmetic after the
+models' logits is in float64 and shares nothing with the compiled rules (`Rule` and `Token` in
+rule.py, the others in rules.py), so that their tests can use it as an independent check.
 """
 
 from collections.abc import Callable, Collection
@@ -30,46 +32,6 @@ Random = np.ndarray
 DRAFT, ACCEPT, CORRECT = 0, 1, 2
 
 
-def decode(
-    target: NextLogits,
-    draft: NextLogits,
-    random: Random,
-    *,
-    gamma: int,
-    sampling: Sampling,
-    max_length: int,
-    eos_ids: Collection[int],
-) -> list[Text]:
-    """Runs Algorithm 1; returns one list of tokens per target call, which together are the output.
-
-    The output is distributed like the target's own samples, whatever the draft is: token x is
-    emitted by acceptance with probability min(p(x), q(x)), and by correction with the remaining
-    max(p(x) - q(x), 0). `random` covers at least `max_length + gamma` positions, and gamma is at
-    least 1. A discarded guess's numbers are used again, which is sound because no emitted token
-    depends on it.
-    """
-    text: Text = []
-    steps: list[Text] = []
-    while len(text) < max_length and not {*text[-1:]} & {*eos_ids}:
-        at = random[len(text) :]
-        # The draft samples gamma guesses, one after another.
-        guesses: Text = []
-        q = []
-        for i in range(gamma):
-            q.append(standardise(draft(text + guesses), sampling))
-            guesses.append(draw(q[i], at[i, DRAFT]))
-        # The target scores all of them, which a Transformer does in one pass.
-        p = [standardise(target(text + guesses[:i]), sampling) for i in range(gamma + 1)]
-        # Each guess x is accepted with probability min(1, p(x) / q(x)), until one is rejected.
-        # After a rejection the next token is drawn from max(p - q, 0), normalised; if all guesses
-        # were accepted, from p.
-        numbers = at[:gamma, ACCEPT], at[: gamma + 1, CORRECT]
-        accepted, token = verify(guesses, np.stack(p), np.stack(q), *numbers)
-        steps.append(cut([*guesses[:accepted], token], max_length - len(text), eos_ids))
-        text += steps[-1]
-    return steps
-
-
 def verify(
     guesses: list[int],
     p: np.ndarray,
@@ -81,16 +43,60 @@ def verify(
     """The last three parts of Algorithm 1: how many guesses are accepted, and the next token.
 
     p [gamma + 1, V] and q [gamma, V] are the distributions that are sampled from (`standardise`).
-    r[i] in [0, 1) tests guess i, and the next token, at index n, is drawn with correct[n]. Lenience
-    l < 1 replaces q by l q, which accepts more guesses and is not exact (appendix A.5).
+    r[i] in [0, 1) tests guess i: it is accepted with probability min(1, p(x) / q(x)). The next
+    token, at index n, is drawn with correct[n]: after a rejection from max(p - q, 0), normalised,
+    and from p if all guesses were accepted. Lenience l < 1 replaces q by l q above temperature 0,
+    which accepts more guesses and is not exact (appendix A.5); `decode` leaves it at 1.
     """
     q = lenience * q
     n = 0
     while n < len(guesses) and r[n] * q[n, guesses[n]] < p[n, guesses[n]]:
         n += 1
     residual = np.maximum(p[n] - q[n], 0.0) if n < len(guesses) else p[n]
-    # If p equals q but for rounding, nothing may be left.
+    # If p equals q up to rounding, the residual can be 0 everywhere.
     return n, draw(residual if residual.sum() > 0 else p[n], correct[n])
+
+
+def decode(
+    target: NextLogits,
+    draft: NextLogits,
+    random: Random,
+    *,
+    gamma: int,
+    sampling: Sampling,
+    max_length: int,
+    eos_ids: Collection[int],
+    verify: Callable[..., tuple[int, int]] = verify,
+) -> list[Text]:
+    """Repeats Algorithm 1 until a text ends; returns the tokens of each step.
+
+    Each step calls the target once. The steps together are the output, which is distributed like
+    the target's own samples, whatever the draft is: token x is emitted by acceptance with
+    probability min(p(x), q(x)), and by correction with the remaining max(p(x) - q(x), 0).
+
+    `random` covers at least `max_length + gamma` positions, and gamma is at least 1. The numbers of
+    guesses after the first rejected one are used again in the next step, which is sound because
+    these guesses were never tested. A `verify` that looks at all guesses, like block verification,
+    needs new numbers in each step.
+    """
+    text: Text = []
+    steps: list[Text] = []
+    while len(text) < max_length and not ended(text, eos_ids):
+        at = random[len(text) :]
+        # The draft samples gamma guesses, one after another.
+        guesses: Text = []
+        q = []
+        for i in range(gamma):
+            q.append(standardise(draft(text + guesses), sampling))
+            guesses.append(draw(q[i], at[i, DRAFT]))
+        # The target scores all of them, which a Transformer does in one pass.
+        p = [standardise(target(text + guesses[:i]), sampling) for i in range(gamma + 1)]
+        # Guesses are accepted until one is rejected; the target's own token follows them.
+        numbers = at[:gamma, ACCEPT], at[: gamma + 1, CORRECT]
+        accepted, token = verify(guesses, np.stack(p), np.stack(q), *numbers)
+        steps.append(cut([*guesses[:accepted], token], max_length - len(text), eos_ids))
+        text += steps[-1]
+    return steps
 
 
 def decode_coupled(
@@ -106,11 +112,14 @@ def decode_coupled(
 ) -> list[Text]:
     """Coupled verification: fixed noise determines each token, so no draft can change the text.
 
-    Target and draft both take the argmax of log-probability plus Gumbel noise, and use the same
-    noise[position], [positions, V] (Daliri et al., arXiv 2408.07978). At temperature 0 no noise is
-    used. A guess is right if it equals the target's token, so several can be tried at a position:
-    with `nodes` > 0 the guesses form a tree of at most `nodes` guesses and depth at most gamma, and
-    its longest right path is kept.
+    The argmax of log-probability plus standard Gumbel noise is a sample from p. Target and draft
+    use the same `noise` [positions, V] for it, which often makes them choose the same token (Daliri
+    et al., arXiv 2408.07978). At temperature 0 no noise is used.
+
+    A guess is accepted if it equals the target's token, so several can be tried at a position: with
+    `nodes` > 0 the guesses form a tree of at most `nodes` guesses and depth at most gamma, and the
+    path that the target's tokens follow is accepted. `noise` covers at least `max_length + gamma`
+    positions.
     """
     text: Text = []
     steps: list[Text] = []
@@ -118,15 +127,17 @@ def decode_coupled(
     def choose(logits: np.ndarray, position: int) -> int:
         return int(perturbed(logits, sampling, noise[position]).argmax())
 
-    while len(text) < max_length and not {*text[-1:]} & {*eos_ids}:
+    while len(text) < max_length and not ended(text, eos_ids):
         tree = grow(draft, text, noise, sampling, gamma, nodes) if nodes else None
         path: Text = []
         while True:  # The target scores all guesses in one pass; only those on the path matter.
             token = choose(target(text + path), len(text) + len(path))
-            if tree is None and len(path) < gamma:
+            if tree is not None:
+                right = (*path, token) in tree
+            elif len(path) < gamma:
                 right = token == choose(draft(text + path), len(text) + len(path))
             else:
-                right = (*path, token) in (tree or ())
+                right = False  # No guess is left.
             if not right:
                 break
             path.append(token)
@@ -138,12 +149,14 @@ def decode_coupled(
 def grow(
     draft: NextLogits, text: Text, noise: np.ndarray, sampling: Sampling, depth: int, nodes: int
 ) -> set[tuple[int, ...]]:
-    """Grows a tree of guesses, the set of its paths, by repeatedly adding the likeliest one left.
+    """Grows a tree of guesses: repeatedly adds the likeliest path that is not yet in it.
 
-    A path's score is the product of its tokens' draft probabilities (EAGLE-2, Li et al., arXiv
-    2406.16858); they are the softmax of the noisy scores, because the noise is already known. The
-    compiled loop reads whole levels of the tree at once and weighs paths somewhat differently
-    (`tree.Growth`, `drafts.growing`).
+    The tree is returned as the set of its paths from the root. A path's score is the product of its
+    tokens' probabilities (EAGLE-2, Li et al., arXiv 2406.16858). The softmax of log q plus noise
+    estimates how likely the target, with the same noise, chooses a token; any other estimate is as
+    exact. The compiled loop reads whole levels of the tree at once and scores paths somewhat
+    differently (`tree.Growth`, `drafts.growing`), so it may need more or fewer steps for the same
+    text.
     """
     tree: set[tuple[int, ...]] = set()
     candidates: list[tuple[float, tuple[int, ...]]] = []
@@ -153,7 +166,7 @@ def grow(
         if len(path) < depth:
             scores = perturbed(draft([*text, *path]), sampling, noise[len(text) + len(path)])
             scores = scores - np.logaddexp.reduce(scores)
-            best = np.argsort(-scores)[: Growth.BRANCHES].tolist()
+            best = np.argsort(-scores)[: Growth.BRANCHES].tolist()  # At most so many per guess.
             candidates += [(likely + scores[token], (*path, token)) for token in best]
         if len(tree) == nodes or not candidates:
             return tree
@@ -163,11 +176,16 @@ def grow(
 
 
 def perturbed(logits: np.ndarray, sampling: Sampling, noise: np.ndarray) -> np.ndarray:
-    """Scores whose argmax is the next token: logits, or log p plus noise above temperature 0."""
+    """Scores [V] whose argmax is the next token: log p plus noise; at temperature 0 the logits."""
     if sampling.greedy:
         return np.asarray(logits, np.float64)
     with np.errstate(divide="ignore"):
         return np.log(standardise(logits, sampling)) + noise
+
+
+def ended(text: Text, eos_ids: Collection[int]) -> bool:
+    """Whether the last token ends the text."""
+    return bool(text) and text[-1] in eos_ids
 
 
 def cut(block: Text, room: int, eos_ids: Collection[int]) -> Text:
@@ -182,7 +200,11 @@ def one_hot(tokens: np.ndarray, vocab_size: int) -> np.ndarray:
 
 
 def standardise(logits: np.ndarray, sampling: Sampling) -> np.ndarray:
-    """The distributions [..., V] that are sampled from (section 2.2)."""
+    """The distributions [..., V] that are sampled from (section 2.2).
+
+    Temperature, top-k, top-p and min-p apply in this order; equal values are kept or removed
+    together.
+    """
     logits = np.asarray(logits, np.float64)
     if sampling.greedy:
         return one_hot(logits.argmax(axis=-1), logits.shape[-1])
@@ -208,6 +230,7 @@ def draw(weights: np.ndarray, uniform: float) -> int:
     """The first token whose cumulative weight exceeds `uniform` times the total: [V] -> token."""
     running = np.cumsum(np.asarray(weights, np.float64))
     token = np.searchsorted(running, uniform * running[-1], side="right")
+    # If uniform times the total rounds up to the total: the last token that has any weight.
     return int(min(token, np.argmax(running >= running[-1])))
 
 
@@ -226,7 +249,8 @@ def next_logits(
 
     def logits(text: Text) -> np.ndarray:
         fed = [int(model.first(inputs)[0]), *text]
-        padded = np.zeros((1, power_of_two(len(fed))), np.int32)  # Limits compilation.
+        # Few lengths limit compilation; a token's logits do not depend on those after it.
+        padded = np.zeros((1, power_of_two(len(fed))), np.int32)
         padded[0, : len(fed)] = fed
         return np.asarray(run(params, jnp.asarray(padded)))[0, len(fed) - 1, :vocab_size]
 
