@@ -7,9 +7,10 @@ compare the two. To try an idea, change this file first; docs/extending.md shows
 change into the compiled loop.
 
 `verify` and `decode` are the paper's algorithm, `decode_coupled` and `grow` are coupled
-verification and trees of guesses; block verification is in block.py. All arithmetic after the
-models' logits is in float64 and shares nothing with the compiled rules (`Rule` and `Token` in
-rule.py, the others in rules.py), so that their tests can use it as an independent check.
+verification and trees of guesses; block.py has block verification, in JAX and in NumPy. All
+arithmetic after the models' logits is in float64 and shares nothing with the compiled rules (`Rule`
+and `Token` in rule.py, the others in rules.py), so tests of those use this file as an independent
+check.
 """
 
 from collections.abc import Callable, Collection
@@ -45,8 +46,8 @@ def verify(
     p [gamma + 1, V] and q [gamma, V] are the distributions that are sampled from (`standardise`).
     r[i] in [0, 1) tests guess i: it is accepted with probability min(1, p(x) / q(x)). The next
     token, at index n, is drawn with correct[n]: after a rejection from max(p - q, 0), normalised,
-    and from p if all guesses were accepted. Lenience l < 1 replaces q by l q above temperature 0,
-    which accepts more guesses and is not exact (appendix A.5); `decode` leaves it at 1.
+    and from p if all guesses were accepted. Lenience l < 1 replaces q by l q, which accepts
+    more guesses above temperature 0 and is not exact (appendix A.5); `decode` leaves it at 1.
     """
     q = lenience * q
     n = 0
@@ -70,14 +71,15 @@ def decode(
 ) -> list[Text]:
     """Repeats Algorithm 1 until a text ends; returns the tokens of each step.
 
-    Each step calls the target once. The steps together are the output, which is distributed like
-    the target's own samples, whatever the draft is: token x is emitted by acceptance with
-    probability min(p(x), q(x)), and by correction with the remaining max(p(x) - q(x), 0).
+    A step stands for one call of a Transformer, which gives the logits of all its positions. The
+    steps together are the output, which is distributed like the target's own samples, whatever the
+    draft is: token x is emitted by acceptance with probability min(p(x), q(x)), and by correction
+    with the remaining max(p(x) - q(x), 0).
 
     `random` covers at least `max_length + gamma` positions, and gamma is at least 1. The numbers of
     guesses after the first rejected one are used again in the next step, which is sound because
-    these guesses were never tested. A `verify` that looks at all guesses, like block verification,
-    needs new numbers in each step.
+    these guesses were never tested. With a `verify` that looks at all guesses, like block
+    verification, this loop is not exact: such a rule needs new numbers in each step.
     """
     text: Text = []
     steps: list[Text] = []
@@ -153,10 +155,10 @@ def grow(
 
     The tree is returned as the set of its paths from the root. A path's score is the product of its
     tokens' probabilities (EAGLE-2, Li et al., arXiv 2406.16858). The softmax of log q plus noise
-    estimates how likely the target, with the same noise, chooses a token; any other estimate is as
-    exact. The compiled loop reads whole levels of the tree at once and scores paths somewhat
-    differently (`tree.Growth`, `drafts.growing`), so it may need more or fewer steps for the same
-    text.
+    estimates how likely the target, with the same noise, chooses a token; with any other estimate
+    the output would be just as exact. The compiled loop reads whole levels of the tree at once and
+    scores paths somewhat differently (`tree.Growth`, `drafts.growing`), so it may need more or
+    fewer steps for the same text.
     """
     tree: set[tuple[int, ...]] = set()
     candidates: list[tuple[float, tuple[int, ...]]] = []
