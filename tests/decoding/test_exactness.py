@@ -61,7 +61,12 @@ SAMPLINGS = {
 LENGTHS = {1: 5, 4: 8, 7: 9}
 """Tokens an output may have, by gamma: a bonus token fits, and in most cases another step."""
 
-EACH = [("temperature 1", gamma) for gamma in LENGTHS] + [("top_k", 4), ("top_p", 7)]
+EACH = [
+    *(("temperature 1", gamma) for gamma in (1, 7)),
+    pytest.param("temperature 1", 4, marks=LONG),
+    ("top_k", 4),
+    ("top_p", 7),
+]
 """Ways of sampling and gammas: what is standardised does not depend on gamma."""
 
 ONCE = [("temperature 1", 4), ("top_k", 1), pytest.param("top_p", 7, marks=LONG)]
@@ -235,7 +240,7 @@ def of_t5() -> toy.Probabilities:
     ("mixed", "rule", "dtype"),
     [
         (False, rules.Token(), "float32"),
-        (False, rules.Block(), "float32"),
+        pytest.param(False, rules.Block(), "float32", marks=LONG),
         (True, rules.Block(), "float32"),
         pytest.param(True, rules.Token(), "float32", marks=LONG),
         pytest.param(False, rules.Token(), "bfloat16", marks=LONG),

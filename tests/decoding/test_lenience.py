@@ -58,8 +58,8 @@ def excess(found: Counter[tuple[int, ...]], p: np.ndarray, lenience: float) -> f
     ("table", "lenience", "gamma"),
     [
         (toy.near_table, 0.5, 4),
-        (toy.far_table, 0.5, 1),
-        (toy.far_table, 0.5, 4),
+        pytest.param(toy.far_table, 0.5, 1, marks=pytest.mark.long),
+        pytest.param(toy.far_table, 0.5, 4, marks=pytest.mark.long),
         (toy.far_table, 0.2, 1),
         (toy.far_table, 0.2, 4),
     ],

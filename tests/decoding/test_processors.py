@@ -130,7 +130,7 @@ def test_guesses_are_of_processed_logits_too() -> None:
     ("kind", "rule", "sampling"),
     [
         ("model", "token", Sampling(0.0)),
-        ("model", "token", Sampling(0.8)),
+        pytest.param("model", "token", Sampling(0.8), marks=pytest.mark.long),
         ("n-gram", "block", Sampling(0.8)),
         ("certain", "token", Sampling(0.8)),
     ],

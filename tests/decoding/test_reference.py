@@ -114,7 +114,7 @@ def test_the_test_finds_a_correction_from_the_whole_target() -> None:
 @pytest.mark.parametrize(
     ("temperature", "verification", "tree"),
     [
-        (0.0, "token", 0),
+        pytest.param(0.0, "token", 0, marks=pytest.mark.long),  # docs/extending.md has it too.
         (1.0, "token", 0),
         (1.0, "coupled", 15),
         pytest.param(0.0, "coupled", 15, marks=pytest.mark.long),

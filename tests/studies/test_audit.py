@@ -72,7 +72,11 @@ def caught(found: list[list[Sample]], sampling: Sampling = OWN, pair: Pair = PAI
     return float(np.mean([not one.passed for one in audits]))
 
 
-@pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.7), Sampling(1.0, top_p=0.9)], ids=str)
+@pytest.mark.parametrize(
+    "sampling",
+    [Sampling(), pytest.param(Sampling(0.7), marks=pytest.mark.long), Sampling(1.0, top_p=0.9)],
+    ids=str,
+)
 @pytest.mark.parametrize("rule", [rules.Token(), rules.Block()], ids=["token", "block"])
 def test_exact_samples_pass(rule: rules.Rule, sampling: Sampling) -> None:
     found = [samples(rule, seed, sampling) for seed in range(SEEDS)]
