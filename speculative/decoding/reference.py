@@ -93,7 +93,7 @@ def decode(
             guesses.append(draw(q[i], at[i, DRAFT]))
         # The target scores all of them, which a Transformer does in one pass.
         p = [standardise(target(text + guesses[:i]), sampling) for i in range(gamma + 1)]
-        # Guesses are accepted until one is rejected; the target's own token follows them.
+        # Guesses are accepted until one is rejected, and another token follows them.
         numbers = at[:gamma, ACCEPT], at[: gamma + 1, CORRECT]
         accepted, token = verify(guesses, np.stack(p), np.stack(q), *numbers)
         steps.append(cut([*guesses[:accepted], token], max_length - len(text), eos_ids))
@@ -178,7 +178,7 @@ def grow(
 
 
 def perturbed(logits: np.ndarray, sampling: Sampling, noise: np.ndarray) -> np.ndarray:
-    """Scores [V] whose argmax is the next token: log p plus noise; at temperature 0 the logits."""
+    """Scores [..., V] whose argmax is the next token: log p + noise; logits at temperature 0."""
     if sampling.greedy:
         return np.asarray(logits, np.float64)
     with np.errstate(divide="ignore"):

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from speculative.decoding.loop import Params, propose
-from speculative.decoding.reference import cut, one_hot, standardise
+from speculative.decoding.reference import cut, ended, one_hot, standardise
 from speculative.decoding.settings import Decoding
 from speculative.drafts.base import DRAWN_TOLERANCE, TOLERANCE, Draft, Proposal, require_shapes
 from speculative.models.interface import Model
@@ -131,7 +131,7 @@ def generate(
     begun = start_target(target, params.target, source, size, None, layers)
     target_state, draft_state = begun.state, start_draft(draft, params.draft, source, size, begun)
     output, last, steps = [], int(target.first(jax.device_put(source))[0]), []
-    while len(output) < config.max_length and not {*config.eos_ids} & {*output[-1:]}:
+    while len(output) < config.max_length and not ended(output, config.eos_ids):
         at = len(output)
         here = np.asarray(_numbers(config, draws, np.array([at], np.int32)), np.float64)
         newest = np.array([last], np.int32)
