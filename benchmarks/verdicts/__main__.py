@@ -4,10 +4,11 @@
         --programs speculative=.venv/bin/python transformers=.venv-transformers/bin/python
 
 An adapter in this folder drives each program with the interpreter of an environment that has it: it
-reads Hugging Face folders and writes samples, which are audited here. Each way of sampling runs on
-each target with each setting and, if it passes, once more with a planted fault, a temperature of
-0.9 T, which the audit must find. A verdict is a line of JSON. Existing verdicts are kept; `--only`
-repeats some. `--table` writes the tables of docs/verdicts.md.
+reads Hugging Face folders and writes samples, which are audited here with the same draft, or with
+`copy` where guesses repeat earlier tokens. Each way of sampling runs on each target with each
+setting and, if it passes, once more with a planted fault, a temperature of 0.9 T, which the audit
+must find. A verdict is a line of JSON. Existing verdicts are kept; `--only` repeats some. `--table`
+writes the tables of docs/verdicts.md.
 """
 
 import argparse
@@ -37,6 +38,7 @@ from speculative.studies.power import powers
 from speculative.tasks.prompts import load_prompts
 
 ROOT = pathlib.Path(__file__).parents[2]
+NOISY = "noisy copy"  # The draft that is the target with noise.
 PLANTED = 0.9  # Factor of the temperature in runs with a planted fault.
 SETTINGS: dict[str, dict[str, float]] = {
     "T = 1": {},
@@ -52,7 +54,7 @@ class Case:
     """A target, its prompts and the number of samples drawn for each of them."""
 
     target: str  # A bundled model, or the name of a folder from the command line.
-    draft: str  # A name like `target`; "" is the target with noise.
+    draft: str  # A name like `target`, or `NOISY`.
     kind: str  # "decoder" or "encoder-decoder".
     task: str  # Its first texts are the prompts.
     prompts: int
@@ -61,14 +63,22 @@ class Case:
     ways: tuple[str, ...] = ()  # Empty for all ways except the special ones below.
     max_length: int = 16
 
+    def audited_with(self, way: str) -> str:
+        """The draft whose agreement with a way's samples the audit tests."""
+        if way in COPYING:
+            return "copy"
+        # A draft with another tokenizer has no q for the target's tokens.
+        return "uniform" if way == OTHER_TOKENIZER else self.draft
 
+
+COPYING = "copy", "n-gram", "prompt lookup"  # Ways whose guesses repeat earlier tokens.
 # Not for every target: a draft with another tokenizer, and layers of the target that guess.
 OTHER_TOKENIZER, EARLY_EXIT = "universal assisted", "early exit"
 CASES = (
     Case("debian_lm", "debian_lm_draft", "decoder", "debian_lm", 16, 16, tuple(SETTINGS)),
-    Case("debian_target", "", "encoder-decoder", "debian_ende", 16, 16, ("T = 1", "top-p 0.9")),
-    Case("smollm2", "", "decoder", "questions", 8, 16, ("T = 1",)),
-    Case("smollm2", "", "decoder", "questions", 8, 16, ("T = 1",), (EARLY_EXIT,)),
+    Case("debian_target", NOISY, "encoder-decoder", "debian_ende", 16, 16, ("T = 1", "top-p 0.9")),
+    Case("smollm2", NOISY, "decoder", "questions", 8, 16, ("T = 1",)),
+    Case("smollm2", NOISY, "decoder", "questions", 8, 16, ("T = 1",), (EARLY_EXIT,)),
     Case(
         "smollm2", "debian_lm_draft", "decoder", "questions", 8, 64, ("T = 1",), (OTHER_TOKENIZER,)
     ),
@@ -80,10 +90,10 @@ class Prepared:
     """A case with its models in folders and its prompts, as tokens, in a file."""
 
     case: Case
-    pair: Pair
     target: pathlib.Path
     draft: pathlib.Path
     prompts: pathlib.Path
+    pairs: dict[str, Pair]  # The target with each draft of `Case.audited_with`.
 
 
 def noisy(folder: pathlib.Path, new: pathlib.Path) -> None:
@@ -113,10 +123,13 @@ def prepared(case: Case, folders: dict[str, str], scratch: pathlib.Path) -> Prep
         return made
 
     target = folder(case.target)
-    draft = folder(case.draft) if case.draft else scratch / f"{case.target}_noisy"
+    draft = scratch / f"{case.target}_noisy" if case.draft == NOISY else folder(case.draft)
     if not draft.exists():
         noisy(target, draft)
-    pair = loading.load(str(folders.get(case.target, case.target)), "uniform")
+    names = {"copy", *map(case.audited_with, case.ways or [""])}
+    places = {name: str(draft) if name == case.draft else name for name in names}
+    pairs = {name: loading.load(str(target), place) for name, place in places.items()}
+    pair = pairs["copy"]
     texts: list[Any] = []
     for one in load_prompts(case.task):
         if one.messages and len(one.messages) == 1:
@@ -127,7 +140,7 @@ def prepared(case: Case, folders: dict[str, str], scratch: pathlib.Path) -> Prep
     lines = [json.dumps({"prompt_tokens": read(text).tolist()}) for text in texts[: case.prompts]]
     file = scratch / f"{case.target}_prompts.jsonl"
     file.write_text("".join(f"{line}\n" for line in lines))
-    return Prepared(case, pair, target, draft, file)
+    return Prepared(case, target, draft, file, pairs)
 
 
 def listed(program: str, python: str) -> dict[str, Any]:
@@ -161,17 +174,18 @@ def judged(
         "seed": 1, **given,
     }  # fmt: skip
     _run(python, program, *(f"--{name}={value}" for name, value in options.items()))
-    vocabulary = ready.pair.vocabulary
+    draft = case.audited_with(way)
+    pair = ready.pairs[draft]
+    vocabulary = pair.vocabulary
     config = Decoding(vocabulary.size, sampling, gamma, case.max_length, vocabulary.eos_ids)
     samples = audit.read(file, vocabulary.encode, config)
-    found = audit.audit(ready.pair, samples, sampling, FALSE_ALARM)
+    found = audit.audit(pair, samples, sampling, FALSE_ALARM)
     fields = {
-        "texts": found.texts, "prompts": found.prompts, "tokens": found.tokens,
+        "draft": draft, "texts": found.texts, "prompts": found.prompts, "tokens": found.tokens,
         "passed": found.passed, "impossible": len(found.impossible), "edges": found.edges,
         "p_values": {test.name: float(f"{test.p_value:.3g}") for test in found.tests},
     }  # fmt: skip
     if with_power and found.passed:
-        pair = loading.load(ready.pair.names[0], loading.DRAFTS.get(case.target, "uniform"))
         told = powers(pair, samples, found, config)
         fields["power"] = {one.fault: float(f"{one.power:.3g}") for one in told}
     return fields
@@ -239,9 +253,9 @@ def power_table(verdicts: Sequence[dict[str, Any]]) -> str:
     for one in shown:
         found = (one["power"].get(fault) for fault in faults)
         cells = ["" if power is None else f"{power:.2f}" for power in found]
-        name = f"`{one['target']}`, {one['setting']}, {one['texts']:,}"
+        name = f"`{one['target']}`, {one['draft']}, {one['setting']}, {one['texts']:,}"
         rows.append([name, *cells])
-    return pages.markdown(["target, setting, texts", *faults], rows)
+    return pages.markdown(["target, draft, setting, texts", *faults], rows)
 
 
 def _named(texts: Sequence[str]) -> dict[str, str]:
@@ -288,8 +302,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
                         continue
                     if planted and fails(kept, name):
                         continue
-                    powered = any("power" in x for x in kept if x["target"] == case.target
-                                  and x["setting"] == setting)  # fmt: skip
+                    alike = {"target": case.target, "setting": setting}
+                    alike["draft"] = case.audited_with(way)
+                    powered = any("power" in x for x in kept if alike.items() <= x.items())
                     with_power = options.power and not planted and not powered
                     given = ready, program, python, way, setting, planted, options.gamma
                     try:

@@ -51,7 +51,7 @@ def _add_audit(parser: argparse.ArgumentParser) -> None:
         "and, if known, logprobs",
         required=True,
     )
-    add_options(parser, "--target", "--vocabulary", "--dtype", "--quantize", "--mesh")
+    add_options(parser, "--target", "--draft", "--vocabulary", "--dtype", "--quantize", "--mesh")
     add_options(parser, *rows.SAMPLING, **SETTINGS | {"temperature": 1.0})
     add_options(parser, "--max_length", "--seed")
     _add_verdict(parser)
@@ -59,7 +59,7 @@ def _add_audit(parser: argparse.ArgumentParser) -> None:
         "power", "Samples that pass are compared with those of faulty decoders, simulated here."
     )
     faulty.add_argument("--power", action="store_true", help="show which faults they would reveal")
-    add_options(faulty, "--draft", "--gamma", gamma=5)
+    add_options(faulty, "--gamma", gamma=5)
 
 
 def _audit(options: argparse.Namespace) -> int:

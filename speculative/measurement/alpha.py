@@ -115,12 +115,14 @@ def at_each(
     look: Callable[[State, Rows, Any], tuple[Proposal, Array]],
     per_token: Any,
     room: int = 2,
+    rows: Rows | None = None,
 ) -> Array:
     """The results [B, L] of `look` at each of tokens [B, L], which the draft reads one by one.
 
     `look` takes the draft's state, the token before [B], and the values of `per_token` [B, L, ...]
     at the token; it returns a proposal, of which no guess is accepted, and the result. `room` is
-    the space for a proposal in caches, at least 2, because a draft may read a chunk of two.
+    the space for a proposal in caches, at least 2, because a draft may read a chunk of two. If
+    texts share sources, these are [U, S], as in `read.begun`, and `rows` [B] tells each text's.
     """
     draft = models.draft
     assert draft is not None, "only a draft makes guesses"
@@ -135,6 +137,9 @@ def at_each(
         return draft.commit(params.draft, proposal, none_accepted, hidden), result
 
     state = draft.start(params.draft, source, length + room, read.begun)
-    fed = teacher_forced.previous(tokens, models.target.first(source))
+    first = models.target.first(source)
+    if rows is not None:
+        state, first = jax.tree.map(lambda x: x[rows], (state, first))
+    fed = teacher_forced.previous(tokens, first)
     along = jax.tree.map(lambda x: x.swapaxes(0, 1), (fed, per_token, read.hidden))
     return lax.scan(at, state, along)[1].T

@@ -2,7 +2,8 @@
 
 The program is not run: its samples come from a file, one text per line, and the target scores them.
 At temperature 0 every token must be the target's argmax, except for near ties. Above it, tests look
-at first tokens, every token, pairs of neighbours, and the likelihood: see docs/audit.md.
+at first tokens, every token, pairs of neighbours, the likelihood, and the agreement with a draft:
+see docs/audit.md.
 """
 
 import dataclasses
@@ -22,17 +23,20 @@ from jax import Array
 from numpy.typing import NDArray
 
 from speculative import checks
-from speculative.decoding import Decoding
+from speculative.decoding import Decoding, Params
+from speculative.decoding.loop import Models
+from speculative.decoding.programs import Program
+from speculative.drafts.base import Proposal
+from speculative.drafts.uniform import UniformDraft
 from speculative.grouping import batches, filled, padded
-from speculative.measurement import goodness, teacher_forced
+from speculative.measurement import alpha, goodness, teacher_forced
 from speculative.measurement.exactness import rounding
 from speculative.measurement.goodness import GTest
-from speculative.models.interface import Model
 from speculative.pair import Pair
 from speculative.progress import OnProgress
 from speculative.ragged import power_of_two
 from speculative.sampling import Sampling, standardise
-from speculative.types import Fields, Inputs, PyTree, Rows, Tokens
+from speculative.types import Fields, Inputs, Rows, State, Tokens
 
 FEWEST = goodness.EXPECTED * goodness.PAIR_CELLS**2 * 2
 """The least number of tokens for which each cell of pairs is expected often enough."""
@@ -42,6 +46,12 @@ ROWS = 64  # The most texts that are scored at a time.
 NUMBERS = 2**24  # The most probabilities that are computed at a time: 64 MiB of float32.
 
 CERTAIN = 1e-4  # Nats: a standard deviation of -ln p that float32 cannot resolve.
+
+SPREAD = 25.0
+"""The least variance of the agreement with the draft, over all tokens, for a normal approximation.
+
+A count of rare tokens with this variance exceeds the level of its test 2.3 times as often.
+"""
 
 WIDEST = "bfloat16"
 """The coarsest number format whose rounding may explain differences of log-probabilities."""
@@ -220,13 +230,15 @@ class _Scores(NamedTuple):
     near_widest: Array  # The same, up to the rounding of `WIDEST`.
     radius: Array  # The most by which the rounding of `WIDEST` changes a log-probability.
     edge: Array  # The part of `radius` from tokens that rounding adds to or takes from those kept.
+    agreement: Array  # How much more the token agrees with the draft than expected: `_agreements`.
+    agreement_variance: Array
     first: Array  # [B, V] the distribution of the first token.
 
 
-@functools.partial(jax.jit, static_argnames=("target", "vocab_size"))
+@functools.partial(Program, static=1)
 def _score(
-    target: Model,
-    params: PyTree,
+    models: Models,
+    params: Params,
     source: Inputs,
     rows: Rows,
     tokens: Tokens,
@@ -238,7 +250,10 @@ def _score(
 
     `relative` is the `rounding` of logits of magnitude 1 in the target's dtype and in `WIDEST`.
     """
-    logits = teacher_forced.logits(target, params, source, tokens, rows)[..., :vocab_size]
+    layers = models.draft.layers if models.draft else ()
+    forced = models.target, params.target, source, tokens, layers, rows
+    begun, scored = teacher_forced.score(*forced)
+    logits = scored.logits[..., :vocab_size]
     p, chosen = standardise(logits, sampling), tokens[..., None]
     own = jnp.take_along_axis(p, chosen, axis=-1)[..., 0]
     ties = (p == own[..., None]) & (jnp.arange(vocab_size) < chosen)
@@ -264,7 +279,45 @@ def _score(
             for kept in (most | least, least)
         ))  # fmt: skip
     radius = edge if sampling.greedy else widest / sampling.temperature + edge
-    return _Scores(below, own, entropy, variance, near, near_widest, radius, edge, p[:, 0])
+    agreement = jnp.zeros((2, *own.shape))
+    if models.draft:
+        read = alpha.Read(begun, scored.logits, scored.hidden)
+        agreement = _agreements(models, params, source, rows, tokens, read, p, sampling)
+    of_target = below, own, entropy, variance, near, near_widest, radius, edge
+    return _Scores(*of_target, *agreement, p[:, 0])
+
+
+def _agreements(
+    models: Models,
+    params: Params,
+    source: Inputs,
+    rows: Rows,
+    tokens: Tokens,
+    read: alpha.Read,
+    p: Array,
+    sampling: Sampling,
+) -> Array:
+    """How each of tokens [B, L] agrees with the draft, given p [B, L, V]: [2, B, L].
+
+    The first row is w(x) = min(1, q(x) / p(x)) of the token x less its mean under p, which is the
+    acceptance rate beta; the second is the variance of w. A sampler that replaces a rejected guess
+    by a token from p, in place of one from the residual, draws x with probability
+    p(x) (1 + w(x) - beta), so for small differences no other statistic of x shows it sooner
+    (by the lemma of Neyman and Pearson).
+    """
+    draft, vocab_size, uniforms = models.draft, p.shape[-1], jnp.zeros((len(tokens), 1))
+    assert draft is not None, "texts agree with a draft"
+
+    def look(state: State, last: Rows, here: tuple[Array, Rows]) -> tuple[Proposal, Array]:
+        own, token = here
+        proposal = draft.propose(params.draft, state, last, uniforms, sampling, vocab_size)
+        q = jax.nn.one_hot(proposal.guesses, vocab_size) if proposal.q is None else proposal.q
+        agreement = jnp.minimum(1.0, q[:, 0] / jnp.where(own > 0, own, 1.0))
+        excess = agreement - (own * agreement).sum(axis=-1, keepdims=True)
+        at_token = jnp.take_along_axis(excess, token[:, None], axis=-1)[:, 0]
+        return proposal, jnp.stack([at_token, (own * excess**2).sum(axis=-1)], axis=-1)
+
+    return alpha.at_each(models, params, source, tokens, read, look, (p, tokens), rows=rows)
 
 
 def _least_kept(logits: Array, sampling: Sampling, radius: Array) -> Array:
@@ -308,12 +361,17 @@ def audit(
     on_progress: OnProgress = lambda what, share: None,
     seed: int = 0,
 ) -> Audit:
-    """Tests samples against the target of a pair; its draft is not used.
+    """Tests samples against the target of a pair.
 
+    If the program speculated with the pair's draft, or one like it, the test of the agreement with
+    it finds faults of the acceptance soonest. Samples of the target pass whatever the draft is.
     If a program gave its log-probabilities, the tests allow for the distance from the target's
     distributions that these show: rounding in another dtype is no fault of its sampler. They allow
     for no more than the rounding of `WIDEST` explains, and a larger difference is itself a failure.
     `seed` is for the randomised transform.
+
+    Raises:
+        ValueError: the draft's probabilities are not finite.
     """
     rng, findings, done = np.random.default_rng(seed), _Findings(), 0
 
@@ -353,6 +411,7 @@ class _Findings:
         # than to the target, in nats, the sum of squares, and the most that rounding explains.
         self._divergences = np.zeros((3, 3))
         self._likelihood = np.zeros(3)  # Sums of -ln p minus the entropy, variances, and tokens.
+        self._agreement = np.zeros(2)  # Sums of the agreement's excess, and of its variance.
         # By source and beginning of its texts: the probability and the number of such texts.
         self._begins: dict[Any, dict[tuple[int, ...], tuple[float, int]]] = defaultdict(dict)
         self._first: dict[Any, tuple[NDArray[np.float32], list[int]]] = {}
@@ -361,7 +420,7 @@ class _Findings:
         self, batch: Sequence[Sample], scores: _Scores, greedy: bool, rng: np.random.Generator
     ) -> None:
         """Adds a batch of texts, whose rows come first in `scores`."""
-        below, own, entropy, variance, near, near_widest, radius, at_edge = (
+        below, own, entropy, variance, near, near_widest, radius, at_edge, *agreement = (
             np.asarray(x[: len(batch)], np.float64) for x in scores[:-1]
         )
         there = np.arange(own.shape[1]) < np.array([[len(sample.tokens)] for sample in batch])
@@ -377,6 +436,7 @@ class _Findings:
         self._likelihood += [
             (surprise - entropy)[inside].sum(), variance[inside].sum(), inside.sum(),
         ]  # fmt: skip
+        self._agreement += [values[inside].sum() for values in agreement]
         transformed = below + rng.random(own.shape) * own
         self._transformed += [x[kept] for x, kept in zip(transformed, inside, strict=True)]
         begun = (inside | ~there)[:, :BEGINNING].all(axis=1)
@@ -441,6 +501,7 @@ class _Findings:
         excess, variance, count = self._likelihood
         # If all tokens are nearly certain, the excess is only rounding.
         square = excess**2 / variance if variance > count * CERTAIN**2 else 0.0
+        agreed, spread = self._agreement
         tested = [
             (_pooled("first tokens", of_first), first),
             (_pooled(f"first {BEGINNING} tokens", map(_cells, self._begins.values())), beginnings),
@@ -448,6 +509,9 @@ class _Findings:
             (goodness.of_pairs("tokens by the one before", self._transformed), whole),
             (goodness.g_test("log-likelihood", int(count), square, 1), whole),
         ]
+        if spread >= SPREAD:
+            name = "agreement with the draft"
+            tested.append((goodness.g_test(name, int(count), agreed**2 / spread, 1), whole))
         return [goodness.allowing(test, allowed) for test, allowed in tested if test]
 
 
@@ -488,5 +552,17 @@ def _scores(pair: Pair, batch: Sequence[Sample], sampling: Sampling) -> _Scores:
     tokens = filled([sample.tokens for sample in batch], length)
     rows = np.array([places[sample.source] for sample in batch], np.int32)
     relative = tuple(float(rounding(1.0, pair.target.config, dtype)) for dtype in (None, WIDEST))
-    inputs = pair.target, pair.params.target, sources, rows, tokens, sampling, relative
-    return jax.device_get(_score(*inputs, pair.vocabulary.size))
+    # At temperature 0 no token is tested against the draft, and a uniform one agrees with all.
+    drafted = not sampling.greedy and not isinstance(pair.draft, UniformDraft)
+    models = Models(pair.target, pair.draft if drafted else None)
+    params = pair.params if drafted else Params(pair.params.target)
+    inputs = sources, rows, tokens, sampling, relative
+    scores = jax.device_get(_score(models, params, *inputs, pair.vocabulary.size))
+    there = np.arange(length) < np.array([[len(sample.tokens)] for sample in batch])
+    if not np.isfinite(scores.agreement_variance[: len(batch)][there]).all():
+        raise ValueError(
+            f"The probabilities of {pair.names[0]} or {pair.names[1]} are not finite: its weights "
+            "are damaged, or its dtype is too narrow for it (--dtype); --draft uniform audits "
+            "without a draft."
+        )
+    return scores

@@ -36,7 +36,7 @@ def test_a_way_is_judged_with_and_without_a_fault(
     *_, power = verdicts.power_table(
         [exact, planted | {"power": {"a": 0.5, "b": 1.0}}]
     ).splitlines()
-    assert power == "| `debian_lm`, T = 1, 128 | 0.50 | 1.00 |"
+    assert power == "| `debian_lm`, debian_lm_draft, T = 1, 128 | 0.50 | 1.00 |"
 
 
 def test_the_page_has_the_tables_of_its_records() -> None:

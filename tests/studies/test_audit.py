@@ -34,7 +34,7 @@ OWN = Sampling()
 
 
 def pair_of(table: np.ndarray | None = None) -> Pair:
-    return toy_pair(MODEL_DRAFT, (), table)
+    return toy_pair(MODEL_DRAFT, toy.params(toy.far_table()), table)
 
 
 PAIR = pair_of()
