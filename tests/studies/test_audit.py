@@ -19,13 +19,22 @@ import pytest
 
 from speculative.decoding import Decoding, Params, rules
 from speculative.decoding import loop as fast
-from speculative.measurement import goodness
+from speculative.drafts import TransformerDraft, UniformDraft
+from speculative.measurement import goodness, teacher_forced
 from speculative.pair import Pair
 from speculative.sampling import Sampling
 from speculative.studies import power
-from speculative.studies.audit import Audit, Sample, _least_kept, audit, read, require_enough
+from speculative.studies.audit import (
+    Audit,
+    Sample,
+    _least_kept,
+    _scores,
+    audit,
+    read,
+    require_enough,
+)
 from speculative.studies.power import KeyedByPosition
-from tests import toy
+from tests import tiny, toy
 from tests.decoding.test_block import P, Q, of_two
 from tests.measurement.pairs import MODEL_DRAFT, toy_pair
 
@@ -111,6 +120,103 @@ def test_random_numbers_keyed_by_position_are_caught_by_beginnings_alone() -> No
     assert all(test.name == "first tokens" and test.p_value > 0.001 for test in first)
     right = [samples(rules.Block(), seed, **given) for seed in range(SEEDS)]
     assert caught(right, pair=pair) == 0
+
+
+AGREEMENT = "agreement with the draft"
+
+
+@pytest.mark.parametrize(
+    "sampling", [Sampling(), Sampling(0.7, top_k=3), Sampling(1.3, top_p=0.8)], ids=str
+)
+@pytest.mark.parametrize("drafts", ["model", "certain"])
+def test_the_agreement_with_a_draft_is_that_of_tables(sampling: Sampling, drafts: str) -> None:
+    """Against float64 tables: the sum of w(x) - E[w] over tokens, squared, over that of Var[w]."""
+    p, q = (toy.distribution(x, sampling) for x in (toy.target_table(), toy.far_table()))
+    pair = PAIR
+    if drafts == "certain":
+        pair = toy_pair(toy.CertainDraft(), jax.device_put(toy.certain_table()))
+        q = toy.certain_distribution()
+    w = np.minimum(1, np.divide(q, p, where=p > 0, out=np.zeros_like(p)))
+    mean = (p * w).sum(axis=-1, keepdims=True)
+    variance = (p * (w - mean) ** 2).sum(axis=-1)
+    found = samples(rules.Token(), 0, sampling)
+    excess = spread = 0.0
+    for sample in found:
+        for before, last, token in zip(
+            *([0, 0, *sample.tokens][at:] for at in range(3)), strict=False
+        ):
+            excess += (w - mean)[before, last, token]
+            spread += variance[before, last]
+    (test,) = (x for x in audit(pair, found, sampling, 0.001).tests if x.name == AGREEMENT)
+    assert test.statistic == pytest.approx(excess**2 / spread, rel=1e-3, abs=1e-4)
+    assert (test.count, test.degrees) == (sum(len(x.tokens) for x in found), 1)
+
+
+def test_texts_that_share_sources_agree_with_the_draft_by_their_own() -> None:
+    """Texts of two sources in turn, against both transformers' logits, read one by one."""
+    sources, sampling = tiny.sources(2), Sampling(2.0, top_k=25)
+    pair = dataclasses.replace(
+        toy_pair(TransformerDraft(tiny.DRAFT), ()),
+        target=tiny.TARGET,
+        params=Params(tiny.target_params(), tiny.draft_params()),
+    )
+    pair.vocabulary.size = tiny.VOCABULARY  # pyright: ignore[reportAttributeAccessIssue]
+    texts = np.random.default_rng(3).integers(2, tiny.VOCABULARY, (4, 9))
+    batch = [
+        Sample(i, tuple(sources[i % 2][sources[i % 2] > 0].tolist()), text.tolist())
+        for i, text in enumerate(texts)
+    ]
+    scores = _scores(pair, batch, sampling)
+    for i, text in enumerate(texts):
+        models = (tiny.TARGET, pair.params.target), (tiny.DRAFT, pair.params.draft)
+        p, q = (
+            toy.standardise(
+                np.asarray(
+                    teacher_forced.logits(model, params, sources[[i % 2]], jnp.asarray(text[None]))
+                )[0, :, : tiny.VOCABULARY].astype(np.float64),
+                sampling,
+            )
+            for model, params in models
+        )
+        w = np.minimum(1, np.divide(q, p, where=p > 0, out=q))
+        mean = (p * w).sum(axis=-1, keepdims=True)
+        there = p[np.arange(9), text] > 0  # Others are impossible, and not tested.
+        assert there.sum() > 2
+        excess = (w - mean)[np.arange(9), text]
+        np.testing.assert_allclose(scores.agreement[i, :9][there], excess[there], atol=2e-5)
+        variance = (p * (w - mean) ** 2).sum(axis=-1)
+        np.testing.assert_allclose(scores.agreement_variance[i, :9], variance, atol=2e-5)
+
+
+def test_the_agreement_finds_what_other_tests_miss() -> None:
+    """A wrong correction with a good draft in 400 texts: without the draft, few audits find it."""
+    near = toy.near_table()
+    pair = dataclasses.replace(PAIR, params=Params(PAIR.params.target, toy.params(near)))
+    wrong = power.Faulty(fault=power.FROM_TARGET)
+    found = [samples(wrong, seed, draft=near, count=400) for seed in range(SEEDS)]
+    assert caught(found, pair=pair) >= 0.9
+    assert caught(found, pair=toy_pair(UniformDraft(), ())) <= 0.3
+    right = [samples(rules.Token(), seed, draft=near, count=400) for seed in range(SEEDS)]
+    assert caught(right, pair=pair) == 0
+
+
+def test_no_agreement_is_tested_where_it_tells_nothing() -> None:
+    """With a uniform draft, and with one that is the target itself."""
+    right = samples(rules.Token(), 0)
+    for pair in (
+        toy_pair(UniformDraft(), ()),
+        dataclasses.replace(PAIR, params=Params(PAIR.params.target, PAIR.params.target)),
+    ):
+        result = audit(pair, right, OWN, 0.001)
+        assert result.passed and AGREEMENT not in {test.name for test in result.tests}
+
+
+def test_a_draft_that_is_not_finite_is_refused() -> None:
+    table = toy.far_table()
+    table[2, :, 0] = np.nan
+    pair = toy_pair(MODEL_DRAFT, toy.params(table))
+    with pytest.raises(ValueError, match="toy draft are not finite.*--draft uniform audits"):
+        audit(pair, samples(rules.Token(), 0), OWN, 0.001)
 
 
 def test_a_pair_of_neighbours_tells_what_each_alone_does_not() -> None:
