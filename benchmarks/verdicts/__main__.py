@@ -77,7 +77,7 @@ OTHER_TOKENIZER, EARLY_EXIT = "universal assisted", "early exit"
 CASES = (
     Case("debian_lm", "debian_lm_draft", "decoder", "debian_lm", 16, 16, tuple(SETTINGS)),
     Case("debian_target", NOISY, "encoder-decoder", "debian_ende", 16, 16, ("T = 1", "top-p 0.9")),
-    Case("smollm2", NOISY, "decoder", "questions", 8, 16, ("T = 1",)),
+    Case("smollm2", NOISY, "decoder", "questions", 8, 16, ("T = 1", "top-p 0.9")),
     Case("smollm2", NOISY, "decoder", "questions", 8, 16, ("T = 1",), (EARLY_EXIT,)),
     Case(
         "smollm2", "debian_lm_draft", "decoder", "questions", 8, 64, ("T = 1",), (OTHER_TOKENIZER,)
