@@ -28,7 +28,8 @@ from speculative.rows import memory
 from speculative.rows.config import gamma_of
 from speculative.rows.weights import Loader
 from speculative.studies import sweep
-from speculative.studies.audit import Sample, audit
+from speculative.studies.audit import audit
+from speculative.studies.samples import Sample
 from speculative.tasks.prompts import Prompt, load_prompts
 
 ALONE = "target alone"

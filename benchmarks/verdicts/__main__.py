@@ -35,6 +35,7 @@ from speculative.rows import environment
 from speculative.sampling import Sampling
 from speculative.studies import audit
 from speculative.studies.power import powers
+from speculative.studies.samples import read
 from speculative.tasks.prompts import load_prompts
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -136,8 +137,8 @@ def prepared(case: Case, folders: dict[str, str], scratch: pathlib.Path) -> Prep
             texts.append(pair.rendered(one.messages))
         elif not one.messages:
             texts.append(one.source)
-    read = pair.vocabulary.prompt if pair.target.decoder_only else pair.vocabulary.encode
-    lines = [json.dumps({"prompt_tokens": read(text).tolist()}) for text in texts[: case.prompts]]
+    encode = pair.vocabulary.prompt if pair.target.decoder_only else pair.vocabulary.encode
+    lines = [json.dumps({"prompt_tokens": encode(text).tolist()}) for text in texts[: case.prompts]]
     file = scratch / f"{case.target}_prompts.jsonl"
     file.write_text("".join(f"{line}\n" for line in lines))
     return Prepared(case, target, draft, file, pairs)
@@ -178,7 +179,7 @@ def judged(
     pair = ready.pairs[draft]
     vocabulary = pair.vocabulary
     config = Decoding(vocabulary.size, sampling, gamma, case.max_length, vocabulary.eos_ids)
-    samples = audit.read(file, vocabulary.encode, config)
+    samples = read(file, vocabulary.encode, config)
     found = audit.audit(pair, samples, sampling, FALSE_ALARM)
     fields = {
         "draft": draft, "texts": found.texts, "prompts": found.prompts, "tokens": found.tokens,

@@ -69,6 +69,7 @@ def _audit(options: argparse.Namespace) -> int:
     from speculative.sampling import Sampling
     from speculative.studies import audit
     from speculative.studies.power import powers
+    from speculative.studies.samples import read
 
     sampling = Sampling(options.temperature, options.top_k, options.top_p, options.min_p)
     own = loading.DRAFTS.get(options.target, "uniform")
@@ -80,7 +81,7 @@ def _audit(options: argparse.Namespace) -> int:
     limits = options.gamma, options.max_length, vocabulary.eos_ids
     config = Decoding(vocabulary.size, sampling, *limits)
     encode = vocabulary.prompt if decoder_only else vocabulary.encode
-    samples = audit.read(pathlib.Path(options.samples), encode, config)
+    samples = read(pathlib.Path(options.samples), encode, config)
     audit.require_enough(samples, sampling)
     seed = options.seed or 0
     with progress.bar(options.target) as on_progress:

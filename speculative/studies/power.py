@@ -20,7 +20,8 @@ from speculative.measurement.goodness import GTest
 from speculative.pair import Pair
 from speculative.progress import OnProgress
 from speculative.sampling import Sampling, categorical, standardise
-from speculative.studies.audit import Audit, Sample, audit
+from speculative.studies.audit import Audit, audit
+from speculative.studies.samples import Sample
 from speculative.studies.verify import decoded
 
 TEXTS = 256  # Simulated for each fault.

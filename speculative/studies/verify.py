@@ -11,7 +11,8 @@ from speculative.grouping import filled, padded
 from speculative.pair import BATCH, Pair, Request
 from speculative.progress import OnProgress
 from speculative.rows.workload import Workload
-from speculative.studies.audit import BEGINNING, FEWEST, Audit, Sample, audit
+from speculative.studies.audit import BEGINNING, FEWEST, Audit, audit
+from speculative.studies.samples import Sample
 
 ROWS = 64  # The most beginnings that are decoded at a time; fewer if memory is short.
 

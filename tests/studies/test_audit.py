@@ -26,14 +26,13 @@ from speculative.sampling import Sampling
 from speculative.studies import power
 from speculative.studies.audit import (
     Audit,
-    Sample,
     _least_kept,
     _scores,
     audit,
-    read,
     require_enough,
 )
 from speculative.studies.power import KeyedByPosition
+from speculative.studies.samples import Sample, read
 from tests import tiny, toy
 from tests.decoding.test_block import P, Q, of_two
 from tests.measurement.pairs import MODEL_DRAFT, toy_pair
