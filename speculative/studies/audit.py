@@ -469,14 +469,14 @@ def _scores(pair: Pair, batch: Sequence[Sample], sampling: Sampling) -> _Scores:
     tokens = filled([sample.tokens for sample in batch], length)
     rows = np.array([places[sample.source] for sample in batch], np.int32)
     relative = tuple(float(rounding(1.0, pair.target.config, dtype)) for dtype in (None, WIDEST))
-    # At temperature 0 no token is tested against the draft, and a uniform one agrees with all.
+    # At temperature 0 tokens are compared with the argmax only; a uniform draft stands for none.
     drafted = not sampling.greedy and not isinstance(pair.draft, UniformDraft)
     models = Models(pair.target, pair.draft if drafted else None)
     params = pair.params if drafted else Params(pair.params.target)
     inputs = sources, rows, tokens, sampling, relative
     scores = jax.device_get(_score(models, params, *inputs, pair.vocabulary.size))
     there = np.arange(length) < np.array([[len(sample.tokens)] for sample in batch])
-    if not np.isfinite(scores.agreement_variance[: len(batch)][there]).all():
+    if not np.isfinite(scores.agreement_variance[there]).all():
         raise ValueError(
             f"The probabilities of {pair.names[0]} or {pair.names[1]} are not finite: its weights "
             "are damaged, or its dtype is too narrow for it (--dtype); --draft uniform audits "
