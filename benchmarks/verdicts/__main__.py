@@ -209,8 +209,9 @@ def asked_for(case: Case, ways: dict[str, dict[str, Any]]) -> Iterator[tuple[str
 
 def fails(verdicts: Sequence[dict[str, Any]], one: dict[str, Any]) -> bool:
     """Whether a verdict's way fails without a fault: its failure with one then means nothing."""
-    way = {name: one[name] for name in ("target", "program", "version", "way")} | {"planted": False}
-    return not all(x.get("passed") for x in verdicts if way.items() <= x.items())
+    names = "target", "program", "version", "way", "setting"
+    same = {name: one[name] for name in names} | {"planted": False}
+    return not all(x.get("passed") for x in verdicts if same.items() <= x.items())
 
 
 def table(verdicts: Sequence[dict[str, Any]]) -> str:
