@@ -45,6 +45,7 @@ NUMBERS = 2**24  # The most probabilities that are computed at a time: 64 MiB of
 
 CERTAIN = 1e-4  # Nats: a standard deviation of -ln p that float32 cannot resolve.
 
+AGREEMENT = "agreement with the draft"  # A test's name.
 SPREAD = 25.0
 """The least variance of the agreement with the draft, over all tokens, for a normal approximation.
 
@@ -91,6 +92,7 @@ class Audit:
     tests: list[GTest]  # The tests of sampled tokens; none at temperature 0.
     largest_difference: float | None  # Between the program's log-probabilities and the target's.
     false_alarm: float  # The probability that `passed` is false for samples of the target.
+    spread: float = 0.0  # The variance of the agreement with the draft, summed over the tokens.
 
     @property
     def passed(self) -> bool:
@@ -312,6 +314,7 @@ def audit(
         tests=[] if greedy or findings.impossible else findings.tests(),
         largest_difference=None if greedy else max(findings.differences, default=None),
         false_alarm=false_alarm,
+        spread=float(findings.agreement[1]),
     )
 
 
@@ -328,7 +331,7 @@ class _Findings:
         # than to the target, in nats, the sum of squares, and the most that rounding explains.
         self._divergences = np.zeros((3, 3))
         self._likelihood = np.zeros(3)  # Sums of -ln p minus the entropy, variances, and tokens.
-        self._agreement = np.zeros(2)  # Sums of the agreement's excess, and of its variance.
+        self.agreement = np.zeros(2)  # Sums of the agreement's excess, and of its variance.
         # By source and beginning of its texts: the probability and the number of such texts.
         self._begins: dict[Any, dict[tuple[int, ...], tuple[float, int]]] = defaultdict(dict)
         self._first: dict[Any, tuple[NDArray[np.float32], list[int]]] = {}
@@ -353,7 +356,7 @@ class _Findings:
         self._likelihood += [
             (surprise - entropy)[inside].sum(), variance[inside].sum(), inside.sum(),
         ]  # fmt: skip
-        self._agreement += [values[inside].sum() for values in agreement]
+        self.agreement += [values[inside].sum() for values in agreement]
         transformed = below + rng.random(own.shape) * own
         self._transformed += [x[kept] for x, kept in zip(transformed, inside, strict=True)]
         begun = (inside | ~there)[:, :BEGINNING].all(axis=1)
@@ -418,7 +421,7 @@ class _Findings:
         excess, variance, count = self._likelihood
         # If all tokens are nearly certain, the excess is only rounding.
         square = excess**2 / variance if variance > count * CERTAIN**2 else 0.0
-        agreed, spread = self._agreement
+        agreed, spread = self.agreement
         tested = [
             (_pooled("first tokens", of_first), first),
             (_pooled(f"first {BEGINNING} tokens", map(_cells, self._begins.values())), beginnings),
@@ -427,8 +430,8 @@ class _Findings:
             (goodness.g_test("log-likelihood", int(count), square, 1), whole),
         ]
         if spread >= SPREAD:
-            name = "agreement with the draft"
-            tested.append((goodness.g_test(name, int(count), agreed**2 / spread, 1), whole))
+            square = agreed**2 / spread
+            tested.append((goodness.g_test(AGREEMENT, int(count), square, 1), whole))
         return [goodness.allowing(test, allowed) for test, allowed in tested if test]
 
 

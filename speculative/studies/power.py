@@ -20,7 +20,7 @@ from speculative.measurement.goodness import GTest
 from speculative.pair import Pair
 from speculative.progress import OnProgress
 from speculative.sampling import Sampling, categorical, standardise
-from speculative.studies.audit import Audit, audit
+from speculative.studies.audit import AGREEMENT, FEWEST, SPREAD, Audit, audit
 from speculative.studies.samples import Sample
 from speculative.studies.verify import decoded
 
@@ -124,8 +124,12 @@ def _power(fault: str, audits: Sequence[Audit], passed: Audit) -> Power:
     level = passed.false_alarm / len(passed.tests)
     for test in passed.tests:
         if same := [other for one in audits for other in one.tests if other.name == test.name]:
-            each.append(of_test(test, _noncentrality(same) * share, level))
+            power, times, name = of_test(test, _noncentrality(same) * share, level)
+            if name == AGREEMENT:  # With fewer texts it would be left out.
+                times = max(times, SPREAD / passed.spread)
+            each.append((power, times, name))
     power, times, name = max(each, key=lambda one: (one[0], -one[1]))
+    times = max(times, FEWEST / passed.tokens)  # With fewer, an audit is refused.
     return Power(fault, power, name, None if math.isinf(times) else math.ceil(times * passed.texts))
 
 

@@ -25,6 +25,9 @@ from speculative.pair import Pair
 from speculative.sampling import Sampling
 from speculative.studies import power
 from speculative.studies.audit import (
+    AGREEMENT,
+    FEWEST,
+    SPREAD,
     Audit,
     _least_kept,
     _scores,
@@ -119,9 +122,6 @@ def test_random_numbers_keyed_by_position_are_caught_by_beginnings_alone() -> No
     assert all(test.name == "first tokens" and test.p_value > 0.001 for test in first)
     right = [samples(rules.Block(), seed, **given) for seed in range(SEEDS)]
     assert caught(right, pair=pair) == 0
-
-
-AGREEMENT = "agreement with the draft"
 
 
 @pytest.mark.parametrize(
@@ -443,6 +443,18 @@ def test_the_stated_power_is_a_bound_on_what_is_caught() -> None:
         least = stated[name].power
         error = math.sqrt(least * (1 - least) / audits)
         assert np.mean(failed) >= least - 3.3 * error - 1e-9, name
+
+
+def test_the_texts_needed_are_enough_for_an_audit_and_for_its_test() -> None:
+    """Faults so clear that one text would show them."""
+
+    def told(name: str, spread: float) -> int | None:
+        tests = [goodness.GTest(name, 4000, 1e4, 1, 0.5)]
+        passed = Audit(100, 1, 4000, 0, [], [], None, tests, None, 0.001, spread)
+        return power._power("", [passed], passed).texts
+
+    assert told("tokens", 1e9) == math.ceil(100 * FEWEST / 4000)
+    assert told(AGREEMENT, 2 * SPREAD) == 50
 
 
 def test_power_of_one_test() -> None:
