@@ -127,7 +127,7 @@ def prepared(case: Case, folders: dict[str, str], scratch: pathlib.Path) -> Prep
     draft = scratch / f"{case.target}_noisy" if case.draft == NOISY else folder(case.draft)
     if not draft.exists():
         noisy(target, draft)
-    names = {"copy", *map(case.audited_with, case.ways or [""])}
+    names = {"copy", *map(case.audited_with, case.ways or ["plain"])}
     places = {name: str(draft) if name == case.draft else name for name in names}
     pairs = {name: loading.load(str(target), place) for name, place in places.items()}
     pair = pairs["copy"]
@@ -304,8 +304,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
                         continue
                     if planted and fails(kept, name):
                         continue
-                    alike = {"target": case.target, "setting": setting}
-                    alike["draft"] = case.audited_with(way)
+                    draft = case.audited_with(way)
+                    alike = {"target": case.target, "setting": setting, "draft": draft}
                     powered = any("power" in x for x in kept if alike.items() <= x.items())
                     with_power = options.power and not planted and not powered
                     given = ready, program, python, way, setting, planted, options.gamma

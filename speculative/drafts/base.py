@@ -3,6 +3,7 @@
 import abc
 from typing import ClassVar, NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jax import Array
 
@@ -30,6 +31,10 @@ class Proposal(NamedTuple):
         """The target's chunk: the newest token of each row, `last` [B], then the guesses."""
         tokens = jnp.concatenate([last[:, None], self.guesses], axis=1)
         return Chunk(tokens, *((self.tree.depths, self.tree.mask) if self.tree else ()))
+
+    def probabilities(self, vocab_size: int) -> Array:
+        """The q [B, G, V] of a chain, one-hot where guesses are deterministic."""
+        return jax.nn.one_hot(self.guesses, vocab_size) if self.q is None else self.q
 
     def along(self, path: Array) -> "Proposal":
         """A tree's guesses along a path, [B, D + 1] places from that of `last` on, as a chain."""

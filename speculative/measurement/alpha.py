@@ -99,8 +99,8 @@ def acceptances(
 
     def beta(state: State, last: Rows, row: Array) -> tuple[Proposal, Array]:
         proposal = draft.propose(params.draft, state, last, uniforms, sampling, vocab_size)
-        q = jax.nn.one_hot(proposal.guesses, vocab_size) if proposal.q is None else proposal.q
-        chance = rule.acceptance(row, q[:, 0], sampling)
+        q = proposal.probabilities(vocab_size)[:, 0]
+        chance = rule.acceptance(row, q, sampling)
         return proposal, jnp.where(fault_of(proposal, uniforms, vocab_size) > 0, jnp.nan, chance)
 
     return at_each(models, params, source, tokens, read, beta, read.logits[..., :vocab_size])

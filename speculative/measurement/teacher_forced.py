@@ -37,8 +37,6 @@ def score(
 
 
 @functools.partial(jax.jit, static_argnames="target")
-def logits(
-    target: Model, params: PyTree, source: Inputs, tokens: Tokens, rows: Rows | None = None
-) -> Logits:
+def logits(target: Model, params: PyTree, source: Inputs, tokens: Tokens) -> Logits:
     """Float32 logits [B, L, V] for each of `tokens` [B, L], given those before it; see `score`."""
-    return score(target, params, source, tokens, rows=rows)[1].logits
+    return score(target, params, source, tokens)[1].logits

@@ -230,8 +230,8 @@ def _agreements(
     def look(state: State, last: Rows, here: tuple[Array, Rows]) -> tuple[Proposal, Array]:
         own, token = here
         proposal = draft.propose(params.draft, state, last, uniforms, sampling, vocab_size)
-        q = jax.nn.one_hot(proposal.guesses, vocab_size) if proposal.q is None else proposal.q
-        agreement = jnp.minimum(1.0, q[:, 0] / jnp.where(own > 0, own, 1.0))
+        q = proposal.probabilities(vocab_size)[:, 0]
+        agreement = jnp.minimum(1.0, q / jnp.where(own > 0, own, 1.0))
         excess = agreement - (own * agreement).sum(axis=-1, keepdims=True)
         at_token = jnp.take_along_axis(excess, token[:, None], axis=-1)[:, 0]
         return proposal, jnp.stack([at_token, (own * excess**2).sum(axis=-1)], axis=-1)
