@@ -79,6 +79,26 @@ STACK = {
     "rope_theta": 1000.0,
 }
 WIDER = {"hidden_size": 36, "intermediate_size": 48, "num_hidden_layers": 2, "head_dim": 6}
+MERGED = {
+    **{key: value for key, value in STACK.items() if key not in ("model_type", "rope_theta")},
+    "sliding_window": 5,
+    "query_pre_attn_scalar": 20,
+    "final_logit_softcapping": 4.0,
+    "attn_logit_softcapping": None,
+    "rope_parameters": {
+        "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e4},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+    },
+}
+KINDS = ["sliding_attention", "full_attention"] * 2
+TINY = {
+    "hidden_size": 8,
+    "intermediate_size": 8,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 1,
+    "image_size": 8,
+    "patch_size": 4,
+}
 ENCODER_DECODERS: dict[str, dict[str, Any]] = {
     "t5gemma": {
         "model_type": "t5gemma",
@@ -86,7 +106,18 @@ ENCODER_DECODERS: dict[str, dict[str, Any]] = {
         "decoder": {**STACK, "sliding_window": 5},
         "vocab_size": 64,
         "tie_word_embeddings": True,
-    }
+    },
+    "t5gemma2": {
+        "model_type": "t5gemma2",
+        "encoder": {
+            "text_config": {**MERGED, "num_hidden_layers": 4, "layer_types": KINDS[:4]},
+            "vision_config": {"model_type": "siglip_vision_model", **TINY},
+            "mm_tokens_per_image": 4,
+        },
+        "decoder": {**MERGED, "num_hidden_layers": 3, "layer_types": KINDS[:3]},
+        "vocab_size": 64,
+        "tie_word_embeddings": True,
+    },
 }
 POSITIONS, EVERY, GREEDY = 40, 5, 40  # Logits of every fifth position are kept.
 

@@ -249,11 +249,15 @@ class Xla:
         """A residual [..., features] plus the product of x [..., I], with nothing between."""
         return residual + self.product(x, projection)
 
-    def project(self, x: Array, projections: Sequence[Projection], norm: Norm) -> list[Array]:
+    def project(
+        self, x: Array, projections: Sequence[Projection], norm: Norm | None
+    ) -> list[Array]:
         """Every projection of normed x [B, L, I], even if several are one product."""
-        x, outputs = norm(x) if len(projections) > 1 else x, []
+        if norm and len(projections) > 1:
+            x, norm = norm(x), None
+        outputs = []
         for projection in projections:
-            y = self.product(x, projection, norm if len(projections) == 1 else None)
+            y = self.product(x, projection, norm)
             outputs += self.apart(y, projection.sizes)
         return outputs
 

@@ -86,6 +86,9 @@ def open(folder: str | pathlib.Path) -> Checkpoint:
         if copy in table and (original := kind.tied[copy]) in stored:
             stored.setdefault(copy, stored[original])
     tensors_of: dict[str, Tensor] = {}
+    images = [name for name in stored if kind.of_images.fullmatch(name.removeprefix(kind.prefix))]
+    stored = {name: tensor for name, tensor in stored.items() if name not in images}
+    left_out += len(images)
     for name, tensor in stored.items():
         if name in table or not kind.passed_over.fullmatch(name.removeprefix(kind.prefix)):
             tensors_of |= _parts(f"{name} of {folder}", tensor, table.get(name, Stored((name,))))

@@ -135,6 +135,15 @@ class Config:
         """How many keys, up to its own, a query of a layer sees; 0: all up to its own."""
         return 0
 
+    def encoder_window(self, layer: int) -> tuple[int, int]:
+        """How many keys before its own and after it a query of an encoder's windowed layer sees."""
+        return self.window(layer), self.window(layer)
+
+    @property
+    def merges_source(self) -> bool:
+        """Whether a decoder's self-attention also reads the source, in place of cross-attention."""
+        return False
+
     @property
     def gated(self) -> bool:
         """Whether a feed-forward layer multiplies two projections of its input."""

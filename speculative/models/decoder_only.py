@@ -8,17 +8,34 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from speculative.models.config import Config
 from speculative.models.flax_model import FlaxModel
 from speculative.models.interface import Chunk, Started
 from speculative.models.layers import Layer
 from speculative.models.positions import masked, positions_in, same_segment, shifted
 from speculative.models.stack import DecoderState
 from speculative.models.transformer import Transformer
-from speculative.ragged import resized
+from speculative.ragged import move_rows, resized
 from speculative.types import PADDING, Inputs, Logits, PyTree, Rows, State
 
 AT_ONCE = 512  # Tokens of a long prompt read together, so that no array holds all pairs of tokens.
 TURN = 64  # Tokens of a chat's next turn read together; turns are often short.
+
+
+def kept(config: Config) -> int:
+    """How many tokens of a long prompt layers with windows hold; 0 without such layers.
+
+    They hold some more than a window, so that the end of a chat's prompt may be read again.
+    """
+    widest = max(config.window(i) for i in range(config.decoder_layers))
+    return widest and widest + 2 * TURN
+
+
+def cache_room(config: Config, layer: int, prompt: int, more: int) -> int:
+    """Positions in a layer's caches for a prompt of that many tokens and `more` after it."""
+    if prompt <= AT_ONCE or not config.window(layer):
+        return prompt + more
+    return min(prompt + more, kept(config) + max(AT_ONCE, more))
 
 
 class Decoder(Transformer):
@@ -40,12 +57,16 @@ class Decoder(Transformer):
         after, _, _ = self.decoder(embedded, mask, train, positions=positions)
         return self.logits(after[-1], self.decoder.norm.numbers), self.decoder.hidden(after, layers)
 
-    def empty(self, batch: int, positions: int) -> DecoderState:
-        """The state of a batch that has read nothing, with room for `positions` tokens."""
-        sizes = batch, self.config.kv_heads, positions, self.config.head_dim
-        room = jnp.zeros(self.backend.cache_shape(*sizes), self.config.dtype)
-        caches, zeros = (room,) * self.config.decoder_layers, jnp.zeros(batch, jnp.int32)
-        return DecoderState(zeros, caches, caches, zeros)
+    def empty(self, batch: int, prompt: int, more: int) -> DecoderState:
+        """The state of a batch that has read nothing; see `cache_room`."""
+        config, caches = self.config, []
+        for i in range(config.decoder_layers):
+            room = cache_room(config, i, prompt, more)
+            shape = self.backend.cache_shape(batch, config.kv_heads, room, config.head_dim)
+            caches.append(jnp.zeros(shape, config.dtype))
+        zeros = jnp.zeros(batch, jnp.int32)
+        dropped = zeros if kept(config) else None
+        return DecoderState(zeros, tuple(caches), tuple(caches), zeros, dropped)
 
     def start(
         self, inputs: Inputs, cache_length: int, encoded: Array | None, layers: tuple[str, ...]
@@ -66,7 +87,9 @@ class Decoder(Transformer):
         room = ((0, 0), (0, 0), (0, cache_length), (0, 0))
         keys, values = (tuple(jnp.pad(x, room) for x in cache) for cache in caches)
         prompt = seen.sum(axis=1, dtype=jnp.int32) - 1
-        state = DecoderState(jnp.zeros_like(prompt), keys, values, prompt)
+        zeros = jnp.zeros_like(prompt)
+        dropped = zeros if kept(self.config) else None
+        state = DecoderState(zeros, keys, values, prompt, dropped)
         return Started(state, self.decoder.hidden(after, layers))
 
 
@@ -90,17 +113,44 @@ class DecoderOnly(FlaxModel):
 
     def resume(self, params, begun, known, inputs, cache_length) -> Started:
         """See `Model.resume`; new tokens are read `TURN` at a time."""
+        known = known // TURN * TURN
+        begun = begun._replace(state=self._slid(begun.state, known))
+        if (dropped := begun.state.dropped) is not None:
+            # Where a window no longer holds what the next token sees, all is read again.
+            held = jnp.all(dropped <= jnp.maximum(known - kept(self.config) + 2 * TURN, 0))
+            known = jnp.where(held, known, 0)
+            state = dataclasses.replace(begun.state, dropped=jnp.where(held, dropped, 0))
+            begun = begun._replace(state=state)
         empty = jax.eval_shape(lambda: self._empty(params, inputs, cache_length, TURN))
         shape = jax.ShapeDtypeStruct((*inputs.shape, self.config.emb_dim), self.config.dtype)
         shapes: dict[str, Any] = dict.fromkeys(begun.hidden, shape)
         begun = resized(begun, Started(empty, shapes))
-        return self._read(params, begun, known // TURN * TURN, inputs, TURN)
+        return self._read(params, begun, known, inputs, TURN)
 
     def _empty(self, params: PyTree, inputs: Inputs, cache_length: int, at_once: int) -> State:
         """The state before prompts that are read `at_once` tokens at a time."""
         batch, length = inputs.shape
         length += -length % at_once
-        return self._apply(params, batch, length + cache_length, method="empty")
+        return self._apply(params, batch, length, cache_length, method="empty")
+
+    def _slid(self, state: State, read: Array) -> State:
+        """The state whose layers with windows hold what is seen after `read` [B or 1] tokens."""
+        if state.dropped is None:
+            return state
+        dropped = jnp.maximum(state.dropped, read - kept(self.config))
+        behind, start = dropped - state.dropped, jnp.zeros_like(dropped)
+
+        def slid(i: int, cache: Array) -> Array:
+            if not self.config.window(i):
+                return cache
+            room = cache.shape[2]
+            return move_rows(cache, (behind[:, None] + jnp.arange(room)) % room, start, axis=2)
+
+        keys, values = (
+            tuple(slid(i, cache) for i, cache in enumerate(caches))
+            for caches in (state.keys, state.values)
+        )
+        return dataclasses.replace(state, keys=keys, values=values, dropped=dropped)
 
     def _read(
         self,
@@ -127,9 +177,10 @@ class DecoderOnly(FlaxModel):
             )
             chunk = Chunk(part(tokens))
             if before is not None:  # A draft; its hidden states are not requested.
-                return self.read_on(params, state, chunk, part(before))[1], hidden
+                state = self.read_on(params, state, chunk, part(before))[1]
+                return self._slid(state, jnp.minimum(place + at_once, size - 1)), hidden
             _, state, new = self.extend(params, state, chunk, zeros, tuple(hidden))
-            return state, {
+            return self._slid(state, jnp.minimum(place + at_once, size - 1)), {
                 name: lax.dynamic_update_slice_in_dim(x, new[name], place, axis=1)
                 for name, x in hidden.items()
             }

@@ -3,6 +3,7 @@
 import functools
 from typing import ClassVar
 
+import jax
 import jax.numpy as jnp
 from jax import Array
 
@@ -22,6 +23,7 @@ class EncoderDecoder(Transformer):
         """Declares embedding and stacks."""
         config = self.config.of_encoder
         source_dim = self.config.reads.source_dim or config.emb_dim
+        source_dim = 0 if self.config.merges_source else source_dim
         self.declare(1.0, functools.partial(Layer, source_dim=source_dim))
         if not self.config.reads.source_dim:
             depth, embeds = config.encoder_layers, config is not self.config
@@ -74,13 +76,19 @@ class EncoderDecoder(Transformer):
         lengths, bias = jnp.zeros(inputs.shape[0], jnp.int32), _padding(inputs)
         cross = self._project(encoded)
         state = DecoderState(lengths, empty, empty, cross=cross, source_bias=bias)
+        if config.merges_source:
+            room = (0, 0), (0, 0), (0, cache_length), (0, 0)
+            caches = zip(*jax.tree.map(lambda x: jnp.pad(x, room), cross), strict=True)
+            state = DecoderState(lengths, *caches, source_bias=bias)
         return Started(state, dict.fromkeys(layers, encoded))
 
     def _project(self, encoded: Array) -> tuple[tuple[Array, Array], ...]:
         """Each layer's keys and values [B, K, S, H] of an encoded source [B, S, D]."""
+        encoded = encoded.astype(self.config.dtype)
+        if self.config.merges_source:
+            return tuple(layer.attend.of_source(encoded) for layer in self.decoder.layers)
         crosses = [layer.encoder_decoder_attention for layer in self.decoder.layers]
         each = [dense.projection for cross in crosses for dense in (cross.key, cross.value)]
-        encoded = encoded.astype(self.config.dtype)
         by_head = self.backend.of_source(encoded, each, self.config.kv_heads)
         return tuple(zip(by_head[::2], by_head[1::2], strict=True))
 

@@ -137,10 +137,10 @@ class FlaxModel(Model):
     def keep(self, state: State, length: Array | int, path: Array, count: Rows) -> State:
         """See `Model.keep`."""
         starts = state.lengths - length
-        at = starts if state.prompt is None else state.prompt + starts
-        keys, values = jax.tree.map(
-            lambda cache: move_rows(cache, at[:, None] + path, at, axis=2),
-            (state.keys, state.values),
+        at = [state.entries(starts, self.config.window(i)) for i in range(len(state.keys))]
+        keys, values = (
+            tuple(move_rows(x, i[:, None] + path, i, axis=2) for x, i in zip(each, at, strict=True))
+            for each in (state.keys, state.values)
         )
         return dataclasses.replace(state, lengths=starts + count, keys=keys, values=values)
 

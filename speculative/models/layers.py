@@ -14,7 +14,7 @@ from jax import Array
 
 from speculative.backends import PREPACKED, Attending, Cache, Norm, Projection, Weight, Xla
 from speculative.models.config import Config
-from speculative.models.positions import relative_buckets
+from speculative.models.positions import beside, relative_buckets
 
 
 class Source(NamedTuple):
@@ -118,14 +118,14 @@ class Attention(nn.Module):
         self.query = dense(config.emb_dim, width, scale=initial)
         self.key, self.value = (dense(read, config.kv_heads * size) for _ in range(2))
         self.out = dense(width, config.emb_dim, use_bias=config.biases)
-        if config.head_norms:
+        if config.head_norms and not self.source_dim:
             of_head = config.replace(emb_dim=size)
             self.query_norm, self.key_norm = LayerNorm(of_head), LayerNorm(of_head)
 
     def _spec(self, spec: Attending) -> Attending:
         """Adds the scale, the soft cap and the norms."""
         norms = None
-        if self.config.head_norms:
+        if self.config.head_norms and not self.source_dim:
             norms = self.query_norm.numbers, self.key_norm.numbers
         scale, cap = self.config.score_scale, self.config.score_cap or None
         return spec._replace(scale=scale, soft_cap=cap, norms=norms)
@@ -142,6 +142,15 @@ class Attention(nn.Module):
         spec, heads = self._spec(spec), self.config.num_heads
         mixed, keys, values = self.backend.self_attention(x, of_all, norm, heads, spec, cache)
         return mixed.reshape(*x.shape[:2], -1), keys, values
+
+    def of_source(self, x: Array) -> tuple[Array, Array]:
+        """Keys and values [B, K, S, H] of a source [B, S, D] for self-attention, not rotated."""
+        of_all = projections(self, "query_key_value", self.query, self.key, self.value)
+        backend, heads = self.backend, self.config.kv_heads
+        _, keys, values = backend.project(x, of_all, None)
+        if self.config.head_norms:
+            keys = self.key_norm.numbers(backend.split(keys, heads)).reshape(keys.shape)
+        return backend.by_head(keys, heads), backend.by_head(values, heads)
 
     def cross(self, x: Array, norm: Norm, source: Source) -> Array:
         """Attention of normed x [B, L, D] to a source: [B, L, N * H], for `out`."""
@@ -178,6 +187,15 @@ class Mlp(nn.Module):
         else:
             y = self.backend.product(x, self.wi.projection, norm, activations[0])
         return self.dropout(y, not train)
+
+
+def _merged(spec: Attending, source: Source, length: int) -> tuple[Attending, Cache]:
+    """Attention of whole texts to a source and, after it in the cache, to themselves."""
+    bias = beside(source.bias, spec.of_queries(0, length))
+    room = (0, 0), (0, 0), (0, length), (0, 0)
+    keys, values = (jnp.pad(x, room) for x in (source.keys, source.values))
+    starts = jnp.full(len(keys), source.keys.shape[2])
+    return spec._replace(bias=bias, by_distance=None), Cache(keys, values, starts, length)
 
 
 class Layer(nn.Module):
@@ -217,6 +235,8 @@ class Layer(nn.Module):
         self, x: Array, spec: Attending, train: bool, source: Source | None, cache: Cache | None
     ) -> tuple[Array, Array, Array]:
         """[B, L, D] -> [B, L, D], and keys and values [B, K, L or T, H] of self-attention."""
+        if source is not None and self.config.merges_source:
+            spec, cache, source = *_merged(spec, source, x.shape[1]), None
         mixed, keys, values = self.attend(x, self.attention_norm.numbers, spec, cache)
         x = self._add(x, mixed, self.attend.out, train, "self_attention")
         if source is not None:

@@ -30,6 +30,7 @@ class Names(Generic[C]):
     # names after it of tensors that no model reads, or reads elsewhere.
     prefix: ClassVar[str] = ""
     passed_over: ClassVar[re.Pattern[str]]
+    of_images: ClassVar[re.Pattern[str]] = re.compile("(?!)")  # Those that only images need.
     # Tensors that are copies of another, unless both are stored and differ; and those of them that
     # are filled in if missing.
     tied: ClassVar[Mapping[str, str]] = {}

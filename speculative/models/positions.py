@@ -18,6 +18,13 @@ def masked(seen: Array) -> Array:
     return jnp.where(seen, 0.0, MASKED).astype(jnp.float32)
 
 
+def beside(first: Array, second: Array) -> Array:
+    """Biases side by side along the last axis, after both are repeated along the others."""
+    shape = jnp.broadcast_shapes(first.shape[:-1], second.shape[:-1])
+    both = (jnp.broadcast_to(x, (*shape, x.shape[-1])) for x in (first, second))
+    return jnp.concatenate([*both], axis=-1)
+
+
 def same_segment(queries: Array, keys: Array, also: Array | bool = True) -> Array:
     """The mask [B, 1, Q, K] that keeps attention between equal segment numbers."""
     return masked((queries[:, :, None] == keys[:, None, :]) & also)[:, None]

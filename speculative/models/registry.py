@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from speculative.backends import Weight, quantized
-from speculative.models import gemma, gpt, llama, t5, t5gemma
+from speculative.models import gemma, gpt, llama, t5, t5gemma, t5gemma2
 from speculative.models.config import AXES, Config
 from speculative.models.decoder_only import DecoderOnly
 from speculative.models.encoder_decoder import Seq2Seq
@@ -20,6 +20,7 @@ from speculative.models.llama import LlamaConfig, LlamaNames
 from speculative.models.names import AnyNames
 from speculative.models.t5 import T5, T5Config, T5Names
 from speculative.models.t5gemma import T5GemmaConfig, T5GemmaNames
+from speculative.models.t5gemma2 import T5Gemma2Config, T5Gemma2Names
 from speculative.types import PAD_ID, PyTree
 
 
@@ -38,6 +39,7 @@ FAMILIES = {
     "speculative-decoder-only": Family(DecoderOnlyConfig, DecoderOnly, GPTNames(), gpt.SIZES),
     "speculative-gemma": Family(GemmaConfig, DecoderOnly, GemmaNames(), gemma.SIZES),
     "speculative-t5gemma": Family(T5GemmaConfig, Seq2Seq, T5GemmaNames(), t5gemma.SIZES),
+    "speculative-t5gemma2": Family(T5Gemma2Config, Seq2Seq, T5Gemma2Names(), t5gemma2.SIZES),
     "speculative-llama": Family(LlamaConfig, DecoderOnly, LlamaNames(), llama.SIZES),
 }
 SIZES = {name: size for family in FAMILIES.values() for name, size in family.sizes.items()}

@@ -33,6 +33,24 @@ GEMMA_2: Fields = {
 """The defaults of a `config.json` of Gemma 2, or of a stack of its layers."""
 
 
+GEMMA_3: Fields = {
+    **GEMMA_2,
+    "vocab_size": 262208,
+    "max_position_embeddings": 131072,
+    "final_logit_softcapping": None,
+    "attn_logit_softcapping": None,
+}
+"""The same of Gemma 3."""
+
+T5GEMMA_NORMS = {
+    "pre_self_attn_layernorm": "pre_self_attention_layer_norm",
+    "post_self_attn_layernorm": "post_self_attention_layer_norm",
+    "pre_feedforward_layernorm": "pre_mlp_layer_norm",
+    "post_feedforward_layernorm": "post_mlp_layer_norm",
+}
+"""`RotaryNames.norms` in both generations of T5Gemma."""
+
+
 class RotaryNames(Names[R]):
     """Names of decoders, and of encoders, whose kernels are [out, in]."""
 
@@ -176,6 +194,19 @@ def read_rope(
         f"{location} has rotary positions of the kind {kind!r}; supported are default, linear and "
         "llama3. Without its rope_scaling the model reads texts of its original length."
     )
+
+
+def gemma_3_positions(settings: Fields, layers: int, location: str) -> dict[str, Any]:
+    """The fields for Gemma 3's rotations and windows: those of one layer in six see all."""
+    size, every = settings["sliding_window"], settings.get("sliding_window_pattern", 6)
+    usual = [size if (i + 1) % every else 0 for i in range(layers)]
+    local = {"rope_theta": settings.get("rope_local_base_freq", 10_000.0)}
+    within = {"rope_parameters": settings.get("rope_parameters") or local}
+    return {
+        **rope_fields(read_rope(settings, location, 1_000_000.0, "full_attention")),
+        "windows": read_windows(settings, layers, usual, location),
+        "window_rope_base": read_rope(within, location, layers="sliding_attention").base,
+    }
 
 
 def rope_fields(rope: Rope) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Hashable, Sequence
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import struct
 from jax import Array
 
@@ -13,7 +14,7 @@ from speculative.backends import Attending, Cache, Xla
 from speculative.models.config import Config
 from speculative.models.interface import Chunk
 from speculative.models.layers import Dense, Layer, LayerNorm, RelativeBias, Source
-from speculative.models.positions import branching_bias, causal_bias, masked
+from speculative.models.positions import beside, branching_bias, causal_bias, masked
 from speculative.types import Rows
 
 LAST = "decoder/decoder_norm"  # The name of the hidden states that logits are computed from.
@@ -32,8 +33,23 @@ class DecoderState:
     values: tuple[Array, ...]
     # Tokens of the prompt in the cache: all but its last, which is fed first. None with a source.
     prompt: Rows | None = None
+    # Tokens of a prompt, the first ones, that layers with windows no longer hold: [B].
+    dropped: Rows | None = None
     cross: tuple[tuple[Array, Array], ...] = ()  # Each layer's keys and values of the source.
-    source_bias: Array | None = None  # [B, 1, 1, S] float32, 0 at tokens and -1e10 at padding.
+    # [B, 1, 1, S] float32, 0 at tokens and -1e10 at padding. Without `cross`, the caches begin with
+    # the source's S keys and values (`Config.merges_source`).
+    source_bias: Array | None = None
+
+    @property
+    def before(self) -> Array | None:
+        """The bias on a source's keys that the caches begin with, if they do."""
+        return None if self.cross else self.source_bias
+
+    def entries(self, lengths: Rows, window: int) -> Rows:
+        """Where the caches of a layer with this window hold what follows `lengths` [B] tokens."""
+        entries = lengths if self.prompt is None else self.prompt + lengths
+        entries = entries if self.before is None else entries + self.before.shape[3]
+        return entries - self.dropped if window and self.dropped is not None else entries
 
 
 class Stack(nn.Module):
@@ -73,14 +89,16 @@ class Stack(nn.Module):
         caches: Sequence[Cache] = (),
         chunk: Chunk | None = None,
         positions: Array | None = None,
+        before: Array | None = None,
     ) -> tuple[tuple[Array, ...], ...]:
         """Runs whole texts x [B, L, D] under a mask [B or 1, 1, L or 1, L], or chunks with caches.
 
+        Caches may begin with a source's keys, on whose scores the bias is `before` [B, 1, 1, S].
         Whole texts may be read with caches that already hold copies of them; the mask then covers
         all copies. For rotated queries and keys, `positions` [B or 1, up to L] are those of x.
         Returns each layer's output [B, L, D], and its keys and values, [B, K, L, H] or caches.
         """
-        specs = self._attending(x.shape[1], mask, caches, chunk, positions)
+        specs = self._attending(x.shape[1], mask, caches, chunk, positions, before)
         x, outputs = self._along(self.dropout(x, not train)), []
         run = _rematerialised(self.backend.remat) if train else None
         for layer, spec, source, cache in itertools.zip_longest(
@@ -103,6 +121,7 @@ class Stack(nn.Module):
         caches: Sequence[Cache],
         chunk: Chunk | None,
         positions: Array | None,
+        before: Array | None,
     ) -> list[Attending]:
         """Each layer's rotation of queries and keys, and the bias on their scores."""
         made: dict[Hashable, Attending] = {}  # Shared by layers that attend alike.
@@ -117,22 +136,28 @@ class Stack(nn.Module):
                 room = (0, 0), (0, length - positions.shape[1])
                 turned = rope.rotation(jnp.pad(positions, room), self.config.head_dim)
             if mask is None:
-                bias, table = self._bias(i, length, caches[0], chunk), None
+                bias, table = self._bias(i, length, caches[i], chunk, before), None
             else:
                 bias, table = mask, self._by_distance(i, length, length)
             made[kinds[-1]] = Attending(bias, by_distance=table, rotation=turned)
         return [made[kind] for kind in kinds]
 
-    def _bias(self, layer: int, length: int, cache: Cache, chunk: Chunk | None) -> Array:
+    def _bias(
+        self, layer: int, length: int, cache: Cache, chunk: Chunk | None, before: Array | None
+    ) -> Array:
         """The bias for a chunk's queries, padded to a length, on a cache: [B, N or 1, L, T]."""
-        room, starts = cache.keys.shape[2], cache.starts
+        source = 0 if before is None else before.shape[3]
+        room, starts = cache.keys.shape[2] - source, cache.starts - source
         by_distance = self._by_distance(layer, room)
         by_distance = jnp.zeros((1, room)) if by_distance is None else by_distance
         if chunk is None or chunk.mask is None or chunk.positions is None:
-            return causal_bias(by_distance, starts, length)
-        more = (0, 0), (0, length - chunk.tokens.shape[1])
-        behind, seen = jnp.pad(chunk.behind, more), jnp.pad(chunk.mask, (*more, (0, 0)))
-        return branching_bias(by_distance, starts - chunk.begun, behind, chunk.positions, seen)
+            bias = causal_bias(by_distance, starts, length)
+        else:
+            more = (0, 0), (0, length - chunk.tokens.shape[1])
+            behind, seen = jnp.pad(chunk.behind, more), jnp.pad(chunk.mask, (*more, (0, 0)))
+            text = starts - chunk.begun
+            bias = branching_bias(by_distance, text, behind, chunk.positions, seen)
+        return bias if before is None else beside(before, bias)
 
     def _by_distance(self, layer: int, back: int, ahead: int = 1) -> Array | None:
         """A layer's bias for keys back - 1 positions back to ahead - 1 ahead; None for no bias."""
@@ -141,11 +166,13 @@ class Stack(nn.Module):
             shared = self.config.shared_positions
             table = self.relpos_bias if shared else self.layers[layer].relative_posemb
             bias = table.by_distance(back, ahead)
-        if 0 < (window := self.config.window(layer)) < back:
-            distance = jnp.arange(1 - back, ahead)
-            # An encoder sees as far ahead as back, one position further than a decoder.
-            seen = abs(distance) <= window if self.kind == "encoder" else distance > -window
-            bias = masked(seen)[None] if bias is None else bias + masked(seen)[None]
+        if window := self.config.window(layer):
+            encoder = self.kind == "encoder"
+            most = self.config.encoder_window(layer) if encoder else (window - 1, ahead)
+            distance = np.arange(1 - back, ahead)
+            seen = (distance >= -most[0]) & (distance <= most[1])
+            if not seen.all():
+                bias = masked(seen)[None] if bias is None else bias + masked(seen)[None]
         return bias
 
     def hidden(self, after: Sequence[Array], wanted: tuple[str, ...]) -> dict[str, Array]:

@@ -70,15 +70,20 @@ class Transformer(nn.Module):
     ) -> Extended:
         """See `interface.Model.extend`; `read` may add to the chunk's embedding [B, L, D]."""
         length = chunk.tokens.shape[1]
-        starts = state.lengths if state.prompt is None else state.prompt + state.lengths
-        positions = (starts - chunk.begun)[:, None] + chunk.behind
+        text = state.lengths if state.prompt is None else state.prompt + state.lengths
+        positions = (text - chunk.begun)[:, None] + chunk.behind
         x = self._filled(read(self.embed(chunk.tokens, positions)))
         bias = state.source_bias
         sources = [Source(*cross, bias) for cross in state.cross if bias is not None]
-        both = zip(state.keys, state.values, strict=True)
-        caches = [Cache(keys, values, starts, length) for keys, values in both]
+        caches = []
+        for i, (keys, values) in enumerate(zip(state.keys, state.values, strict=True)):
+            starts = state.entries(state.lengths, self.config.window(i))
+            if state.dropped is not None:
+                # A row whose prompt has ended may read on, with others whose prompts are longer.
+                starts = jnp.minimum(starts, keys.shape[2] - length)
+            caches.append(Cache(keys, values, starts, length))
         inputs = {"sources": sources, "caches": caches, "chunk": chunk, "positions": positions}
-        after, keys, values = self.decoder(x, **inputs)
+        after, keys, values = self.decoder(x, **inputs, before=state.before)
         lengths = state.lengths + length
         state = dataclasses.replace(state, lengths=lengths, keys=keys, values=values)
         x = after[-1] if at is None else self._filled(read_rows(after[-1], at, 1))

@@ -13,7 +13,7 @@ from speculative.checkpoints.checkpoint import by_name
 from speculative.decoding import Decoding
 from speculative.measurement.chips import device_bytes
 from speculative.models import Config, abstract_params, model_of, sharding
-from speculative.models.decoder_only import AT_ONCE
+from speculative.models.decoder_only import AT_ONCE, cache_room
 from speculative.rows.config import RowConfig
 
 MAPS = pathlib.Path("/proc/self/maps")  # One line per memory map of this process.
@@ -49,18 +49,21 @@ def need(
         weights, copies = _weights(model, cpu, parts)
         config = Decoding(model.vocab_size, gamma=gamma, max_length=max_length, tree=tree)
         size, width = jnp.dtype(model.dtype).itemsize, config.guesses + 1
-        read = source_length  # Tokens read at once.
-        if model_of(model).decoder_only:
-            read = min(read, AT_ONCE)
+        read, text = source_length, config.cache_lengths()[-1]
         # The text's and the source's; a prompt lies in the text's caches.
-        positions = config.cache_lengths()[-1] + source_length
+        positions = [text + source_length] * model.decoder_layers
+        if model_of(model).decoder_only:
+            read = min(read, AT_ONCE)  # Tokens read at once.
+            positions = [
+                cache_room(model, i, source_length, text) for i in range(model.decoder_layers)
+            ]
         head = model.num_heads * model.head_dim
         source = read * (2 * model.mlp_dim + 4 * model.emb_dim) * size
         source += model.num_heads * min(read, QUERIES) * source_length * 4
         # The target's logits and probabilities are float32, and so are those of every guess.
         verify = 4 * width * model.vocab_size * 4 + width * (2 * model.mlp_dim + 4 * head) * size
         kept = model.kv_heads * model.head_dim  # The size of a key or value.
-        caches = 2 * model.decoder_layers * kept * positions * size
+        caches = 2 * kept * sum(positions) * size
         of_each.append((weights, copies, caches // parts, max(source, verify)))
     return Need(*map(sum, zip(*of_each, strict=True)))
 

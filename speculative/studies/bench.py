@@ -215,12 +215,15 @@ def _passes(
 
         return lax.fori_loop(0, ITERATIONS, body, (jnp.ones((1, width), jnp.int32), state))
 
-    caches = bytes_a_device([state.keys, state.values])
-    positions = state.keys[0].shape[2]
+    caches = [bytes_a_device(both) for both in zip(state.keys, state.values, strict=True)]
+    rooms = [keys.shape[2] for keys in state.keys]
     whole = bytes_a_device([state.cross, read_by_step(params)])
     # A prompt stands before the text, in the same caches.
-    filled = cache // 2 + positions - cache
-    sizes = [whole + caches * (filled + width) // positions for width in widths]
+    empty = cache - cache // 2
+    sizes = [
+        whole + sum(c * (r - empty + width) // r for c, r in zip(caches, rooms, strict=True))
+        for width in widths
+    ]
     loops = [functools.partial(loop, params, state, width) for width in widths]
     return list(zip(widths, sizes, loops, ([] for _ in widths), strict=True))
 

@@ -1,4 +1,7 @@
-"""T5Gemma against what transformers computed, in every layout; its stacks differ in all sizes."""
+"""Both generations of T5Gemma against what transformers computed, in every layout.
+
+The stacks of the first differ in all sizes, those of the second in depth.
+"""
 
 import functools
 import json
@@ -9,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
 from speculative import checkpoints
 from speculative.backends import for_decoding
@@ -20,32 +23,34 @@ from speculative.drafts.transformer import TransformerDraft
 from speculative.models import FlaxModel, abstract_params, model_of
 from speculative.models.interface import Chunk
 from speculative.models.t5gemma import SIZES, T5GemmaNames
+from speculative.models.t5gemma2 import T5Gemma2Names
 from speculative.sampling import Sampling
 from speculative.types import PyTree
 from tests import by_name
 from tests.layouts import LAYOUTS
 from tests.saved import forward
 
-GOLDEN = pathlib.Path(__file__).parents[1] / "data" / "encoder_decoders" / "t5gemma.npz"
+FOLDER = pathlib.Path(__file__).parents[1] / "data" / "encoder_decoders"
+NAMES = {"t5gemma": T5GemmaNames(), "t5gemma2": T5Gemma2Names()}
 NEAR = 1e-4
 START = 2
 
 
 @functools.cache
-def golden() -> dict[str, Any]:
-    with np.load(GOLDEN) as file:
+def golden(name: str) -> dict[str, Any]:
+    with np.load(FOLDER / f"{name}.npz") as file:
         found = {key: file[key] for key in file}
     settings = json.loads(str(found.pop("config")))
     small = {key: x if key == "logits" else x.astype(np.int32) for key, x in found.items()}
     return {**small, "settings": settings}
 
 
-def write(folder: pathlib.Path, settings: dict[str, Any]) -> pathlib.Path:
-    """The Hugging Face folder of the golden model, or of one with other settings."""
+def write(name: str, folder: pathlib.Path, **changes: dict[str, Any]) -> pathlib.Path:
+    """The Hugging Face folder of a golden model, or of one with some other settings."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(settings))
-    names = T5GemmaNames()
-    config = names.configuration(golden()["settings"], lambda name: False, "golden")
+    settings, names = golden(name)["settings"], NAMES[name]
+    (folder / "config.json").write_text(json.dumps(settings | changes))
+    config = names.configuration(settings, lambda name: False, "golden")
     shapes = by_path(abstract_params(config))
     tensors = {}
     for theirs, ((part,), transposed) in names.names(config).items():
@@ -56,16 +61,24 @@ def write(folder: pathlib.Path, settings: dict[str, Any]) -> pathlib.Path:
 
 
 @pytest.fixture(scope="module")
-def opened(tmp_path_factory: pytest.TempPathFactory) -> tuple[FlaxModel, PyTree, Checkpoint]:
-    checkpoint = checkpoints.open(write(tmp_path_factory.mktemp("golden"), golden()["settings"]))
-    return model_of(checkpoint.config, START), checkpoint.numpy(), checkpoint
+def opened(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Golden models by name, each written once."""
+    parent = tmp_path_factory.mktemp("golden")
+
+    @functools.cache
+    def found(name: str) -> tuple[FlaxModel, PyTree, Checkpoint]:
+        checkpoint = checkpoints.open(write(name, parent / name))
+        return model_of(checkpoint.config, START), checkpoint.numpy(), checkpoint
+
+    return found
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_forward_is_that_of_transformers(layout: str, opened: Any) -> None:
-    model, params, _ = opened
-    logits = forward(model, LAYOUTS[layout](params), golden()["inputs"], golden()["texts"])
-    assert np.abs(logits - golden()["logits"]).max() < NEAR
+@pytest.mark.parametrize("name", NAMES)
+def test_forward_is_that_of_transformers(name: str, layout: str, opened: Any) -> None:
+    model, params, _ = opened(name)
+    logits = forward(model, LAYOUTS[layout](params), golden(name)["inputs"], golden(name)["texts"])
+    assert np.abs(logits - golden(name)["logits"]).max() < NEAR
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -75,36 +88,41 @@ def extend(model: FlaxModel, params: PyTree, state: Any, tokens: Any) -> Any:
 
 @pytest.mark.parametrize("width", [pytest.param(1, marks=pytest.mark.long), 4])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_chunks_are_that_too(layout: str, width: int, opened: Any) -> None:
-    model, params, _ = opened
-    params, texts = LAYOUTS[layout](params), golden()["texts"]
-    state = model.start(params, golden()["inputs"], 40).state
+@pytest.mark.parametrize("name", NAMES)
+def test_chunks_are_that_too(name: str, layout: str, width: int, opened: Any) -> None:
+    model, params, _ = opened(name)
+    params, texts = LAYOUTS[layout](params), golden(name)["texts"]
+    state = model.start(params, golden(name)["inputs"], 40).state
     for begin in range(0, 20, width):
         chunk = texts[:, begin : begin + width]
         _, rejected, _ = extend(model, params, state, (chunk + 17) % 64)
         logits, state, _ = extend(model, params, model.rewind(rejected, state.lengths), chunk)
-        wanted = golden()["logits"][:, begin : begin + width]
+        wanted = golden(name)["logits"][:, begin : begin + width]
         assert np.abs(logits - wanted).max() < NEAR
 
 
 @pytest.mark.parametrize(
     ("gamma", "tree"), [(0, 0), pytest.param(4, 0, marks=pytest.mark.long), (4, 12)]
 )
-def test_greedy_tokens_are_those_of_transformers(gamma: int, tree: int, opened: Any) -> None:
-    model, params, _ = opened
+@pytest.mark.parametrize("name", NAMES)
+def test_greedy_tokens_are_those_of_transformers(
+    name: str, gamma: int, tree: int, opened: Any
+) -> None:
+    model, params, _ = opened(name)
     rough = jax.tree.map(lambda x: x.astype(jnp.bfloat16).astype(np.float32), params)
     given = Params(for_decoding(params), for_decoding(rough, draft=True))
     how = {"max_length": 40, "eos_ids": (), "gamma": gamma, "tree": tree}
-    settings, inputs = Decoding(64, Sampling(temperature=0.0), **how), golden()["inputs"]
+    settings, inputs = Decoding(64, Sampling(temperature=0.0), **how), golden(name)["inputs"]
     draws = settings.draws(0, np.arange(len(inputs)))
     draft = TransformerDraft(model)
     output = loop.generate(model, draft, given, jnp.asarray(inputs), draws, settings)
-    np.testing.assert_array_equal(output.tokens[:, :40], golden()["greedy"])
+    np.testing.assert_array_equal(output.tokens[:, :40], golden(name)["greedy"])
     assert gamma == 0 or output.target_calls.max() < 30
 
 
-def test_formats_keep_every_bit(opened: Any, tmp_path: pathlib.Path) -> None:
-    _, params, original = opened
+@pytest.mark.parametrize("name", NAMES)
+def test_formats_keep_every_bit(name: str, opened: Any, tmp_path: pathlib.Path) -> None:
+    _, params, original = opened(name)
     assert original.special.start_id == START
     checkpoints.convert(original.location, tmp_path / "ours", "native")
     again = checkpoints.convert(tmp_path / "ours", tmp_path / "theirs", "huggingface")
@@ -132,7 +150,26 @@ def test_sizes_that_have_names() -> None:
 def test_what_is_not_computed(
     stack: str, changes: dict[str, Any], fragment: str, tmp_path: pathlib.Path
 ) -> None:
-    settings = golden()["settings"]
-    folder = write(tmp_path / "made", {**settings, stack: settings[stack] | changes})
+    settings = golden("t5gemma")["settings"]
+    folder = write("t5gemma", tmp_path / "made", **{stack: settings[stack] | changes})
     with pytest.raises(ValueError, match=fragment):
+        checkpoints.open(folder)
+
+
+def test_what_only_images_need_is_left_out(opened: Any, tmp_path: pathlib.Path) -> None:
+    """Copies of the one embedding too; an embedding that differs is an error."""
+    _, params, _ = opened("t5gemma2")
+    folder = write("t5gemma2", tmp_path / "made")
+    tensors = load_file(folder / "model.safetensors")
+    embedding = tensors["model.encoder.text_model.embed_tokens.weight"]
+    small = np.ones((2, 2), np.float32)
+    tensors["model.encoder.vision_tower.encoder.layers.0.mlp.fc1.weight"] = small
+    tensors["model.encoder.text_model.embed_tokens.eoi_embedding"] = small
+    tensors["model.decoder.embed_tokens.weight"] = embedding
+    save_file(tensors, folder / "model.safetensors")
+    found = checkpoints.open(folder)
+    jax.tree.map(np.testing.assert_array_equal, found.numpy(), params)
+    assert "reads more than text; 2 tensors for that are left out" in found.note
+    save_file(tensors | {"lm_head.out_proj.weight": embedding + 1}, folder / "model.safetensors")
+    with pytest.raises(ValueError, match="several embeddings; T5Gemma 2 has one"):
         checkpoints.open(folder)

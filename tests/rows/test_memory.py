@@ -9,6 +9,7 @@ import pytest
 
 from speculative import checkpoints, cli
 from speculative.gin_files import CONFIGS
+from speculative.models.gemma import SIZES
 from speculative.rows import memory, weights
 from speculative.rows.config import RANDOM, RowConfig, read_row
 
@@ -35,6 +36,13 @@ def test_the_papers_models_in_bfloat16() -> None:
     assert 0 < target.activations < 2**30
     both = memory.need(sizes, XXL.gamma, XXL.max_length)
     assert both == tuple(a + b for a, b in zip(target, draft, strict=True))
+
+
+@pytest.mark.parametrize(("prompt", "windows"), [(512, 512 + 144), (4096, 512 + 128 + 512)])
+def test_windows_hold_little_of_a_long_prompt(prompt: int, windows: int) -> None:
+    """Gemma 3 1B, of whose 26 layers 22 have windows of 512; one key of 256 per layer."""
+    need = memory.need([SIZES["gemma3_1b"]], XXL.gamma, XXL.max_length, prompt)
+    assert need.caches == 2 * 256 * 4 * (4 * (prompt + 144) + 22 * windows)
 
 
 @pytest.mark.parametrize("cpu", [True, False])

@@ -5,7 +5,9 @@ import re
 from speculative.models.gemma.config import GemmaConfig
 from speculative.models.rotary_names import (
     GEMMA_2,
+    GEMMA_3,
     RotaryNames,
+    gemma_3_positions,
     layer_types,
     read_rope,
     read_windows,
@@ -15,16 +17,6 @@ from speculative.models.rotary_names import (
     score_settings,
 )
 from speculative.types import Fields
-
-_GEMMA_3: Fields = {
-    **GEMMA_2,
-    "vocab_size": 262208,
-    "max_position_embeddings": 131072,
-    "final_logit_softcapping": None,
-    "attn_logit_softcapping": None,
-}
-_OTHERS = "sliding_attention", "full_attention"
-_BASES = {_OTHERS[0]: 10_000.0, _OTHERS[1]: 1_000_000.0}  # Gemma 3's.
 
 
 class GemmaNames(RotaryNames[GemmaConfig]):
@@ -49,31 +41,22 @@ class GemmaNames(RotaryNames[GemmaConfig]):
         if settings["model_type"] != "gemma3":
             return settings, ""
         named = {name: value for name, value in settings.items() if name.endswith("_token_id")}
-        text = {**_GEMMA_3, **named, **settings["text_config"], "model_type": "gemma3_text"}
+        text = {**GEMMA_3, **named, **settings["text_config"], "model_type": "gemma3_text"}
         return text, "language_model"
 
     def configuration(self, settings, own, location) -> GemmaConfig:
         """See `Names.configuration`; defaults differ by `model_type`."""
         third = settings["model_type"] != "gemma2"
-        merged = {**(_GEMMA_3 if third else GEMMA_2), **self._settings(settings, location)}
+        merged = {**(GEMMA_3 if third else GEMMA_2), **self._settings(settings, location)}
         fields = self.fields(merged, own, location, {})
-        layers, size = fields["num_layers"], merged["sliding_window"]
-        every = merged.get("sliding_window_pattern", 6) if third else 2
-        usual = [size if (i + 1) % every else 0 for i in range(layers)]
-        rope, base = read_rope(merged, location), 0.0
+        layers = fields["num_layers"]
         if third:
-            local = {"rope_theta": merged.get("rope_local_base_freq", _BASES[_OTHERS[0]])}
-            within = merged.get("rope_parameters") or local
-            base = read_rope({"rope_parameters": within}, location, layers=_OTHERS[0]).base
-            rope = read_rope(merged, location, _BASES[_OTHERS[1]], _OTHERS[1])
-        return GemmaConfig(
-            **fields,
-            head_norms=third,
-            **score_fields(merged),
-            **rope_fields(rope),
-            windows=read_windows(merged, layers, usual, location),
-            window_rope_base=base,
-        )
+            positions = gemma_3_positions(merged, layers, location)
+        else:
+            usual = [0 if i % 2 else merged["sliding_window"] for i in range(layers)]
+            positions = rope_fields(read_rope(merged, location))
+            positions["windows"] = read_windows(merged, layers, usual, location)
+        return GemmaConfig(**fields, head_norms=third, **score_fields(merged), **positions)
 
     def settings(self, config: GemmaConfig, location: str) -> dict[str, object]:
         """See `Names.settings`."""

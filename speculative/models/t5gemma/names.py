@@ -7,6 +7,7 @@ from typing import Any
 from speculative.models.names import Stored
 from speculative.models.rotary_names import (
     GEMMA_2,
+    T5GEMMA_NORMS,
     RotaryNames,
     layer_types,
     read_rope,
@@ -32,12 +33,7 @@ class T5GemmaNames(RotaryNames[T5GemmaConfig]):
     passed_over = re.compile(r"rotary_emb\.inv_freq|lm_head\.out_proj\.weight")
     tied = {LM_HEAD: EMBEDDING}
     activation = "hidden_activation"
-    norms = {
-        "pre_self_attn_layernorm": "pre_self_attention_layer_norm",
-        "post_self_attn_layernorm": "post_self_attention_layer_norm",
-        "pre_feedforward_layernorm": "pre_mlp_layer_norm",
-        "post_feedforward_layernorm": "post_mlp_layer_norm",
-    }
+    norms = T5GEMMA_NORMS
 
     def of_text(self, settings: Fields) -> tuple[Fields, str]:
         """See `Names.of_text`; special tokens and vocabulary size are the decoder's."""

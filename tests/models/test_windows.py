@@ -1,0 +1,84 @@
+"""Layers with windows hold only the last tokens of a long prompt, and nothing else changes."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from speculative.models import decoder_only
+from speculative.models.interface import Chunk
+from tests.layouts import LAYOUTS
+from tests.models.test_decoders import NEAR, golden, opened  # noqa: F401 (a fixture)
+from tests.saved import forward
+
+WINDOWED = ["gemma2", "gemma3", "mistral", "qwen2"]
+ROOM = 16  # Positions after a prompt.
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decoder_only, "AT_ONCE", 8)
+    monkeypatch.setattr(decoder_only, "TURN", 2)
+
+
+def cut(texts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """The first `lengths` tokens of each text, padded to 32."""
+    return np.where(np.arange(32) < lengths[:, None], texts[:, :32], -1)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", WINDOWED)
+def test_chunks_and_branches_after_long_prompts(name: str, layout: str, opened: Any) -> None:  # noqa: F811
+    """Of several lengths, one of which is read in the first of four parts."""
+    model, stored, _ = opened(name)
+    params, texts = LAYOUTS[layout](stored), golden(name)["texts"]
+    lengths = np.array([29, 5])
+    state = model.start(params, cut(texts, lengths), ROOM).state
+    window = max(model.config.windows)
+    rooms = [keys.shape[2] for keys in state.keys]
+    assert max(rooms) == 32 + ROOM if 0 in model.config.windows else max(rooms) < 32 + ROOM
+    assert min(rooms) == window + 2 * 2 + ROOM
+    np.testing.assert_array_equal(state.dropped, np.maximum(lengths - 1 - window - 2 * 2, 0))
+    # The prompt's last token, then two branches, of which the second is kept, then a chain.
+    own = np.array([[3, 40, 17, 5, 58], [9, 8, 50, 31, 22]])
+    first = np.take_along_axis(texts, lengths[:, None] - 1, axis=1)
+    positions = jnp.array([[0, 1, 1, 2, 2]])
+    seen = np.eye(5, dtype=bool)
+    seen[:, 0] = seen[3, 1] = seen[4, 2] = True
+    tokens = np.concatenate([first, own[:, :4]], axis=1)
+    branching = Chunk(jnp.asarray(tokens), positions, jnp.asarray(seen)[None])
+    logits, state, _ = model.extend(params, state, branching)
+    state = model.keep(state, 5, jnp.array([[0, 2, 4, 4]] * 2), jnp.array([3, 2]))
+    more, _, _ = model.extend(params, state, Chunk(jnp.asarray(own[:, 4:])))
+    for row, length in enumerate(lengths):
+        for path in ([0, 1, 3], [0, 2, 4]):
+            text = np.concatenate([texts[row, : length - 1], tokens[row, path]])[None]
+            wanted = forward(model, stored, text, text)[0, length - 1 :]
+            assert np.abs(np.asarray(logits)[row, path] - wanted).max() < NEAR
+        text = np.concatenate([text[0, : length + (2, 1)[row]], own[row, 4:]])[None]
+        assert np.abs(more[row, 0] - forward(model, stored, text, text)[0, -1]).max() < NEAR
+
+
+@pytest.mark.parametrize(("known", "read_again"), [(31, False), (28, False), (16, True)])
+@pytest.mark.parametrize("name", WINDOWED)
+def test_a_later_turn(name: str, known: int, read_again: bool, opened: Any) -> None:  # noqa: F811
+    """Read on from an earlier prompt of 29 tokens, or again if the windows lack what it sees."""
+    model, params, _ = opened(name)
+    texts = golden(name)["texts"][:1]
+    begun = model.start(params, cut(texts, np.array([29])), ROOM)
+    _, state, _ = model.extend(params, begun.state, Chunk(jnp.asarray(texts[:, 28:38])))
+    other = np.concatenate([texts[:, :known], texts[:, 2:10]], axis=1)
+    inputs = np.pad(other, ((0, 0), (0, 48 - other.shape[1])), constant_values=-1)
+    begun = begun._replace(state=state)
+    found = model.resume(params, begun, jnp.int32(known), inputs, ROOM)
+    last = np.concatenate([other[:, -1:], texts[:, :3]], axis=1)
+    logits, _, _ = model.extend(params, found.state, Chunk(jnp.asarray(last)))
+    text = np.concatenate([other[:, :-1], last], axis=1)
+    wanted = forward(model, params, text, text)[:, -4:]
+    assert np.abs(np.asarray(logits) - wanted).max() < NEAR
+    blank = begun._replace(state=jax.tree.map(jnp.zeros_like, begun.state))
+    blank = blank._replace(state=blank.state.replace(dropped=begun.state.dropped))
+    keys = model.resume(params, blank, jnp.int32(known), inputs, ROOM).state.keys
+    assert all(bool(np.asarray(x)[:, :, 0].any()) == read_again for x in keys if x.shape[2] > 40)
