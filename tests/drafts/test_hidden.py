@@ -14,8 +14,10 @@ from jax import Array
 
 from speculative.drafts import HiddenDraft, model_draft
 from speculative.models import DecoderOnly, DecoderOnlyConfig, FlaxModel
+from speculative.models.encoder_decoder import Seq2Seq
 from speculative.models.interface import Chunk
 from speculative.models.reads import Reads
+from speculative.models.t5gemma2 import T5Gemma2Config
 from speculative.sampling import Sampling, standardise
 from speculative.types import PyTree
 from tests import saved, tiny
@@ -85,7 +87,20 @@ def gpt() -> Given:
     return Given(models[0], params[0], HiddenDraft(models[1]), params[1], prompts)
 
 
-@pytest.fixture(scope="module", params=[t5, gpt])
+def t5gemma2() -> Given:
+    """A target that merges its source; the draft attends to it separately."""
+    target = T5Gemma2Config(
+        *(64, 16, 2, 8, 32, 2, 2), max_positions=64, windows=(5, 0), window_rope_base=100.0
+    )
+    draft = target.replace(
+        emb_dim=8, num_heads=1, num_encoder_layers=0, num_decoder_layers=1, reads=Reads(16, LAYERS)
+    )
+    models = Seq2Seq(target), Seq2Seq(draft)
+    params = [saved.drawn(model.config, seed, 0.5) for seed, model in enumerate(models)]
+    return Given(models[0], params[0], HiddenDraft(models[1]), params[1], tiny.sources(ROWS))
+
+
+@pytest.fixture(scope="module", params=[t5, gpt, t5gemma2])
 def given(request: pytest.FixtureRequest) -> Given:
     return request.param()
 

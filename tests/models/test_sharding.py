@@ -22,6 +22,7 @@ from speculative.models import (
 )
 from speculative.models.interface import Chunk
 from speculative.models.sharding import MODEL
+from speculative.models.t5gemma2 import T5Gemma2Config
 from tests import saved
 
 
@@ -150,11 +151,12 @@ def test_names_cover_the_layouts_of_all_platforms() -> None:
 
 
 GROUPED = LlamaConfig(8192, 16, 4, 8, 24, 2, num_kv_heads=4, qkv_biases=True)
+MERGED = T5Gemma2Config(8192, 16, 4, 8, 24, 1, 2, num_kv_heads=4, windows=(3, 0))
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("shards", [2, 4])
-@pytest.mark.parametrize("config", [saved.TARGET, saved.GPT, GROUPED])
+@pytest.mark.parametrize("config", [saved.TARGET, saved.GPT, GROUPED, MERGED])
 def test_kernels_that_chips_share_side_by_side_compute_the_same(
     config: Config, shards: int
 ) -> None:

@@ -3,6 +3,7 @@
 The stacks of the first differ in all sizes, those of the second in depth.
 """
 
+import dataclasses
 import functools
 import json
 import pathlib
@@ -20,7 +21,7 @@ from speculative.checkpoints import Checkpoint
 from speculative.checkpoints.checkpoint import by_name as by_path
 from speculative.decoding import Decoding, Params, loop
 from speculative.drafts.transformer import TransformerDraft
-from speculative.models import FlaxModel, abstract_params, model_of
+from speculative.models import FlaxModel, abstract_params, model_of, sharding, t5gemma2
 from speculative.models.interface import Chunk
 from speculative.models.t5gemma import SIZES, T5GemmaNames
 from speculative.models.t5gemma2 import T5Gemma2Names
@@ -81,6 +82,28 @@ def test_forward_is_that_of_transformers(name: str, layout: str, opened: Any) ->
     assert np.abs(logits - golden(name)["logits"]).max() < NEAR
 
 
+@pytest.mark.parametrize("remat", ["none", "layers", "products"])
+@pytest.mark.parametrize("name", NAMES)
+def test_packed_segments_are_separate_texts(name: str, remat: str, opened: Any) -> None:
+    """As in training, whatever the gradient computes again."""
+    model, params, _ = opened(name)
+    inputs, texts = golden(name)["inputs"][:2], golden(name)["texts"][:2]
+    sizes = (inputs >= 0).sum(axis=1)
+    source = np.concatenate([row[row >= 0] for row in inputs])[None]
+    segments = np.repeat([1, 2], sizes)[None], np.repeat([1, 2], texts.shape[1])[None]
+    training = dataclasses.replace(model, backend=sharding.InTraining(remat=remat))
+
+    def loss(params: PyTree, model: FlaxModel, inputs: Any, texts: Any, segments: Any) -> Any:
+        key = jax.random.key(0)  # It turns training on; there is no dropout.
+        return (model.forward_with_hidden(params, inputs, texts, segments, key)[0] ** 2).sum()
+
+    gradient = jax.jit(jax.value_and_grad(loss), static_argnums=1)
+    apart = gradient(params, model, inputs, texts, None)
+    together = gradient(params, training, source, texts.reshape(1, -1), segments)
+    for one, other in zip(jax.tree.leaves(apart), jax.tree.leaves(together), strict=True):
+        assert np.abs(one - other).max() < NEAR * max(1, np.abs(one).max())
+
+
 @functools.partial(jax.jit, static_argnums=0)
 def extend(model: FlaxModel, params: PyTree, state: Any, tokens: Any) -> Any:
     return model.extend(params, state, Chunk(tokens))
@@ -128,6 +151,13 @@ def test_formats_keep_every_bit(name: str, opened: Any, tmp_path: pathlib.Path) 
     again = checkpoints.convert(tmp_path / "ours", tmp_path / "theirs", "huggingface")
     assert again.config == original.config
     jax.tree.map(np.testing.assert_array_equal, again.numpy(), params)
+
+
+def test_sizes_of_the_second_generation() -> None:
+    """As its report counts them, with the one embedding: 370M, 1.7B and 7B."""
+    for name, billions in (("270m_270m", 0.37), ("1b_1b", 1.7), ("4b_4b", 7.1)):
+        leaves = by_path(abstract_params(t5gemma2.SIZES[f"t5gemma2_{name}"]))
+        assert abs(sum(leaf.size for leaf in leaves.values()) / 1e9 / billions - 1) < 0.02, name
 
 
 def test_sizes_that_have_names() -> None:
