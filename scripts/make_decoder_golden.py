@@ -180,7 +180,8 @@ def write_encoder_decoder(name: str) -> None:
     kind = transformers.AutoModelForSeq2SeqLM
     made = kind.from_config(config, attn_implementation="eager").eval()
     for key, parameter in made.named_parameters():
-        parameter.copy_(torch.tensor(weights(key, tuple(parameter.shape))))
+        stored = key.replace("text_model.", "")  # The name in files.
+        parameter.copy_(torch.tensor(weights(stored, tuple(parameter.shape))))
     tried = (about(made, seed) for seed in range(4, 40))
     arrays = next(arrays for arrays, gap in tried if gap > 1e-3)
     file = FOLDER.with_name("encoder_decoders") / f"{name}.npz"

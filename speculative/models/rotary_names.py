@@ -225,8 +225,10 @@ def score_fields(settings: Fields) -> dict[str, Any]:
 
 def score_settings(config: RotaryConfig) -> dict[str, Any]:
     """Gemma's settings for the fields of `score_fields`."""
+    scalar = config.query_scalar
     return {
-        "query_pre_attn_scalar": config.query_scalar,
+        # transformers requires a whole number.
+        "query_pre_attn_scalar": int(scalar) if scalar == int(scalar) else scalar,
         "attn_logit_softcapping": config.score_cap or None,
         "final_logit_softcapping": config.logits_cap or None,
     }

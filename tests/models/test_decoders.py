@@ -157,6 +157,8 @@ def test_formats_keep_every_bit(name: str, opened: Any, tmp_path: pathlib.Path) 
     given, written = golden(name)["settings"], read_settings(tmp_path / "theirs")
     same = given.keys() & written.keys() - {"rope_scaling", "rope_parameters"}
     assert {key: written[key] for key in same} == {key: given[key] for key in same}
+    # transformers checks the types.
+    assert {key: type(written[key]) for key in same} == {key: type(given[key]) for key in same}
     with pytest.raises(ValueError, match="T5X's format holds only T5s"):
         checkpoints.convert(tmp_path / "ours", tmp_path / "t5x", "t5x")
 

@@ -191,10 +191,10 @@ def test_what_only_images_need_is_left_out(opened: Any, tmp_path: pathlib.Path) 
     _, params, _ = opened("t5gemma2")
     folder = write("t5gemma2", tmp_path / "made")
     tensors = load_file(folder / "model.safetensors")
-    embedding = tensors["model.encoder.text_model.embed_tokens.weight"]
+    embedding = tensors["model.encoder.embed_tokens.weight"]
     small = np.ones((2, 2), np.float32)
     tensors["model.encoder.vision_tower.encoder.layers.0.mlp.fc1.weight"] = small
-    tensors["model.encoder.text_model.embed_tokens.eoi_embedding"] = small
+    tensors["model.encoder.embed_tokens.eoi_embedding"] = small
     tensors["model.decoder.embed_tokens.weight"] = embedding
     save_file(tensors, folder / "model.safetensors")
     found = checkpoints.open(folder)

@@ -18,7 +18,7 @@ from speculative.models.rotary_names import (
 from speculative.models.t5gemma2.config import T5Gemma2Config
 from speculative.types import Fields
 
-EMBEDDING = "model.encoder.text_model.embed_tokens.weight"
+EMBEDDING = "model.encoder.embed_tokens.weight"
 COPIES = "model.decoder.embed_tokens.weight", "lm_head.out_proj.weight"
 
 
@@ -72,9 +72,7 @@ class T5Gemma2Names(RotaryNames[T5Gemma2Config]):
     def names(self, config: T5Gemma2Config) -> dict[str, Stored]:
         """See `Names.names`."""
         table = {EMBEDDING: Stored(("token_embedder/embedding",))}
-        of_encoder = self.stack(
-            "model.encoder.text_model", "encoder", config.encoder_layers, config
-        )
+        of_encoder = self.stack("model.encoder", "encoder", config.encoder_layers, config)
         for name, (parts, transposed) in of_encoder.items():
             # Here, an encoder's attention and its norm have other names.
             ours = tuple(part.replace("self_attention", "attention") for part in parts)
