@@ -70,16 +70,17 @@ class EncoderDecoder(Transformer):
         """Encodes inputs [B, S] (-1 = padding) and projects the source's keys and values once."""
         config = self.config
         encoded = self.encode(inputs) if encoded is None else encoded
-        sizes = inputs.shape[0], config.kv_heads, cache_length, config.head_dim
-        shape = self.backend.cache_shape(*sizes)
-        empty = tuple(jnp.zeros(shape, config.dtype) for _ in range(config.decoder_layers))
-        lengths, bias = jnp.zeros(inputs.shape[0], jnp.int32), _padding(inputs)
-        cross = self._project(encoded)
-        state = DecoderState(lengths, empty, empty, cross=cross, source_bias=bias)
-        if config.merges_source:
+        lengths, cross = jnp.zeros(inputs.shape[0], jnp.int32), self._project(encoded)
+        if config.merges_source:  # The caches begin with it.
             room = (0, 0), (0, 0), (0, cache_length), (0, 0)
-            caches = zip(*jax.tree.map(lambda x: jnp.pad(x, room), cross), strict=True)
-            state = DecoderState(lengths, *caches, source_bias=bias)
+            keys, values = zip(*jax.tree.map(lambda x: jnp.pad(x, room), cross), strict=True)
+            cross = ()
+        else:
+            sizes = inputs.shape[0], config.kv_heads, cache_length, config.head_dim
+            shape = self.backend.cache_shape(*sizes)
+            keys = values = (jnp.zeros(shape, config.dtype),) * config.decoder_layers
+        bias = _padding(inputs)
+        state = DecoderState(lengths, keys, values, cross=cross, source_bias=bias)
         return Started(state, dict.fromkeys(layers, encoded))
 
     def _project(self, encoded: Array) -> tuple[tuple[Array, Array], ...]:

@@ -13,7 +13,7 @@ from speculative.types import Rows
 MASKED = -1e10
 
 
-def masked(seen: Array) -> Array:
+def masked(seen: Array | np.ndarray) -> Array:
     """The bias on scores that hides all positions but those `seen`."""
     return jnp.where(seen, 0.0, MASKED).astype(jnp.float32)
 

@@ -1,6 +1,6 @@
 """The names that families with rotary positions share in transformers."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar, TypeVar
 
 from speculative.models.names import Names, Stored
@@ -41,14 +41,6 @@ GEMMA_3: Fields = {
     "attn_logit_softcapping": None,
 }
 """The same of Gemma 3."""
-
-T5GEMMA_NORMS = {
-    "pre_self_attn_layernorm": "pre_self_attention_layer_norm",
-    "post_self_attn_layernorm": "post_self_attention_layer_norm",
-    "pre_feedforward_layernorm": "pre_mlp_layer_norm",
-    "post_feedforward_layernorm": "post_mlp_layer_norm",
-}
-"""`RotaryNames.norms` in both generations of T5Gemma."""
 
 
 class RotaryNames(Names[R]):
@@ -101,10 +93,10 @@ class RotaryNames(Names[R]):
         """The tensors of `depth` layers, and of the norm after them."""
         table = {f"{theirs}.norm.weight": Stored((f"{ours}/{ours}_norm/scale",))}
         for i in range(depth):
-            there, here = f"{theirs}.layers.{i}", f"{ours}/layers_{i}"
+            there, here, made = f"{theirs}.layers.{i}", f"{ours}/layers_{i}", dict[str, Stored]()
             names = {name: f"{part}/scale" for name, part in self.norms.items()}
             for name, part in self.parts.items():
-                table[f"{there}.{name}.weight"] = Stored((f"{here}/{part}/kernel",), True)
+                made[f"{name}.weight"] = Stored((f"{part}/kernel",), True)
                 if config.qkv_biases and part.rpartition("/")[2] in ("query", "key", "value"):
                     names[f"{name}.bias"] = f"{part}/bias"
             if config.head_norms:
@@ -112,8 +104,11 @@ class RotaryNames(Names[R]):
                     f"self_attn.{x}_norm": f"self_attention/{y}_norm/scale" for x, y in _HEADS
                 }
             for name, part in names.items():
-                weight = name if name.endswith("bias") else f"{name}.weight"
-                table[f"{there}.{weight}"] = Stored((f"{here}/{part}",))
+                made[name if name.endswith("bias") else f"{name}.weight"] = Stored((part,))
+            for name, ((part,), transposed) in made.items():
+                # T5X has other names for an encoder's attention and its norm.
+                part = part.replace("self_attention", "attention") if ours == "encoder" else part
+                table[f"{there}.{name}"] = Stored((f"{here}/{part}",), transposed)
         return table
 
     def names(self, config: R) -> dict[str, Stored]:
@@ -136,6 +131,48 @@ class RotaryNames(Names[R]):
             "attention_bias": False,
             "tie_word_embeddings": config.logits_via_embedding,
         }
+
+
+class StacksNames(RotaryNames[R]):
+    """Names of encoder-decoders, whose `config.json` has a section per stack."""
+
+    prefix = "model."
+    activation = "hidden_activation"
+    norms = {
+        "pre_self_attn_layernorm": "pre_self_attention_layer_norm",
+        "post_self_attn_layernorm": "post_self_attention_layer_norm",
+        "pre_feedforward_layernorm": "pre_mlp_layer_norm",
+        "post_feedforward_layernorm": "post_mlp_layer_norm",
+    }
+    usual: ClassVar[Fields]  # The defaults of a stack's section.
+
+    def of_text(self, settings: Fields) -> tuple[Fields, str]:
+        """See `Names.of_text`; special tokens and vocabulary size are the decoder's."""
+        decoder = settings.get("decoder") or {}
+        named = {name: x for name, x in decoder.items() if name.endswith("_token_id")}
+        size = decoder.get("vocab_size", settings.get("vocab_size", self.usual["vocab_size"]))
+        return {**named, **settings, "vocab_size": size}, ""
+
+    def require_equal(
+        self, encoder: Fields, decoder: Fields, but: Iterable[str], location: str
+    ) -> None:
+        """Raises ValueError unless both stacks have the same fields, `but` some."""
+        for name in encoder.keys() - {*but}:
+            if encoder[name] != decoder[name]:
+                raise ValueError(
+                    f"{location} has the {name} {encoder[name]!r} of the encoder and "
+                    f"{decoder[name]!r} of the decoder; they must be equal."
+                )
+
+    def stacks(self, config: R) -> dict[str, Stored]:
+        """The tensors of both stacks' layers and last norms."""
+        depths = {"encoder": config.encoder_layers, "decoder": config.decoder_layers}
+        both = (self.stack(f"model.{x}", x, depth, config) for x, depth in depths.items())
+        return {name: stored for table in both for name, stored in table.items()}
+
+    def _write_sizes(self, config: R) -> dict[str, Any]:
+        names = ((name, ours) for name, ours in self.sizes.items() if ours != "num_layers")
+        return {name: getattr(config, ours) for name, ours in names}
 
 
 _HEADS = ("q", "query"), ("k", "key")

@@ -7,8 +7,7 @@ from typing import Any
 from speculative.models.names import Stored
 from speculative.models.rotary_names import (
     GEMMA_2,
-    T5GEMMA_NORMS,
-    RotaryNames,
+    StacksNames,
     layer_types,
     read_rope,
     read_windows,
@@ -24,34 +23,20 @@ _OURS = {"q": "query", "k": "key", "v": "value", "o": "out"}
 LM_HEAD, EMBEDDING = "lm_head.out_proj.weight", "model.decoder.embed_tokens.weight"
 
 
-class T5GemmaNames(RotaryNames[T5GemmaConfig]):
+class T5GemmaNames(StacksNames[T5GemmaConfig]):
     """`T5GemmaForConditionalGeneration`, whose `config.json` has a section per stack."""
 
     title = "T5Gemma"
     model_types = {"t5gemma": 0}
-    prefix = "model."
     passed_over = re.compile(r"rotary_emb\.inv_freq|lm_head\.out_proj\.weight")
     tied = {LM_HEAD: EMBEDDING}
-    activation = "hidden_activation"
-    norms = T5GEMMA_NORMS
-
-    def of_text(self, settings: Fields) -> tuple[Fields, str]:
-        """See `Names.of_text`; special tokens and vocabulary size are the decoder's."""
-        decoder = settings.get("decoder") or {}
-        named = {name: x for name, x in decoder.items() if name.endswith("_token_id")}
-        size = decoder.get("vocab_size", settings.get("vocab_size", GEMMA_2["vocab_size"]))
-        return {**named, **settings, "vocab_size": size}, ""
+    usual = GEMMA_2
 
     def configuration(self, settings, own, location) -> T5GemmaConfig:
         """See `Names.configuration`; both stacks must share all settings but some sizes."""
         both = "encoder", "decoder"
         encoder, decoder = (self._of(settings, kind, own, location) for kind in both)
-        for name in encoder.keys() - {*ENCODER, "num_layers"}:
-            if encoder[name] != decoder[name]:
-                raise ValueError(
-                    f"{location} has the {name} {encoder[name]!r} of the encoder and "
-                    f"{decoder[name]!r} of the decoder; they must be equal."
-                )
+        self.require_equal(encoder, decoder, (*ENCODER, "num_layers"), location)
         depths = encoder.pop("num_layers"), decoder.pop("num_layers")
         differ = any(encoder[name] != decoder[name] for name in ENCODER)
         return T5GemmaConfig(
@@ -64,7 +49,7 @@ class T5GemmaNames(RotaryNames[T5GemmaConfig]):
     def _of(
         self, settings: Fields, kind: str, own: Callable[[str], bool], location: str
     ) -> dict[str, Any]:
-        merged = {**GEMMA_2, **self._settings(settings.get(kind) or {}, location)}
+        merged = {**self.usual, **self._settings(settings.get(kind) or {}, location)}
         # This is a setting of the whole model.
         merged["tie_word_embeddings"] = settings.get("tie_word_embeddings", True)
         fields = self.fields(merged, lambda name: own(LM_HEAD), location, {})
@@ -79,20 +64,10 @@ class T5GemmaNames(RotaryNames[T5GemmaConfig]):
     def names(self, config: T5GemmaConfig) -> dict[str, Stored]:
         """See `Names.names`."""
         table = {EMBEDDING: Stored(("token_embedder/embedding",))}
-        of_encoder = self.stack("model.encoder", "encoder", config.encoder_layers, config)
+        table |= self.stacks(config)
         if config.encoder_layers:
             embedding = Stored(("encoder/token_embedder/embedding",))
             table |= {"model.encoder.embed_tokens.weight": embedding}
-            # Here, an encoder's attention and its norm have other names.
-            table |= {
-                name: stored._replace(
-                    parts=tuple(
-                        part.replace("self_attention", "attention") for part in stored.parts
-                    )
-                )
-                for name, stored in of_encoder.items()
-            }
-        table |= self.stack("model.decoder", "decoder", config.decoder_layers, config)
         for i in range(config.decoder_layers):
             theirs, ours = f"model.decoder.layers.{i}", f"decoder/layers_{i}"
             for name, part in _CROSS.items():
@@ -131,7 +106,3 @@ class T5GemmaNames(RotaryNames[T5GemmaConfig]):
             "tie_word_embeddings": config.logits_via_embedding,
             **stacks,
         }
-
-    def _write_sizes(self, config: T5GemmaConfig) -> dict[str, Any]:
-        names = ((name, ours) for name, ours in self.sizes.items() if ours != "num_layers")
-        return {name: getattr(config, ours) for name, ours in names}
