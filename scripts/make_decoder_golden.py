@@ -170,7 +170,7 @@ def about(made: transformers.PreTrainedModel, seed: int) -> tuple[dict[str, np.n
     small = {"inputs": np.where(inputs == 0, -1, inputs), "texts": texts}
     small["greedy"] = tokens[:, 1:].numpy()
     arrays = {key: value.astype(np.int8) for key, value in small.items()}
-    return arrays | {"logits": logits(torch.tensor(texts)).numpy()}, gap
+    return arrays | {"logits": logits(torch.tensor(texts)).numpy()[:, ::EVERY]}, gap
 
 
 @torch.no_grad()

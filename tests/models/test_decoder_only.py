@@ -24,6 +24,7 @@ from tests.saved import forward
 FIXTURE = pathlib.Path(__file__).parents[1] / "data" / "transformers_gpt2"
 CACHE = 48
 NEAR = 1e-4
+EVERY = 5  # Logits are kept of every fifth position.
 LAMDA = DecoderOnlyConfig(96, 24, 3, 16, 40, 2, **FIELDS)
 
 
@@ -122,7 +123,7 @@ def test_forward_is_that_of_transformers(prepacked_or_not: Layout) -> None:
     texts = expected()["texts"]
     logits = forward(model, prepacked_or_not(params), texts, texts)
     assert logits.dtype == jnp.float32
-    assert np.abs(logits - expected()["logits"]).max() < NEAR
+    assert np.abs(logits[:, ::EVERY] - expected()["logits"]).max() < NEAR
 
 
 @pytest.mark.parametrize("width", [1, 3, 8])
@@ -133,7 +134,9 @@ def test_ragged_prompts_go_on_as_in_transformers(width: int, laid_out: Layout) -
     want = expected()
     lengths = np.array([5, 14, 1])
     for row, got in enumerate(in_chunks(model, params, want["texts"], lengths, width)):
-        assert np.abs(got - want["logits"][row, lengths[row] - 1 :]).max() < NEAR
+        begin = lengths[row] - 1
+        kept = want["logits"][row, -(-begin // EVERY) :]
+        assert np.abs(got[-begin % EVERY :: EVERY] - kept).max() < NEAR
     lengths = (want["inputs"] >= 0).sum(axis=1)
     rows = zip(want["inputs"], want["greedy"], lengths, strict=True)
     texts = [np.concatenate([prompt[:n], greedy]) for prompt, greedy, n in rows]

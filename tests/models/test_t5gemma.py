@@ -34,6 +34,7 @@ from tests.saved import forward
 FOLDER = pathlib.Path(__file__).parents[1] / "data" / "encoder_decoders"
 NAMES = {"t5gemma": T5GemmaNames(), "t5gemma2": T5Gemma2Names()}
 NEAR = 1e-4
+EVERY = 5  # Logits are kept of every fifth position.
 START = 2
 
 
@@ -79,7 +80,7 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> Any:
 def test_forward_is_that_of_transformers(name: str, layout: str, opened: Any) -> None:
     model, params, _ = opened(name)
     logits = forward(model, LAYOUTS[layout](params), golden(name)["inputs"], golden(name)["texts"])
-    assert np.abs(logits - golden(name)["logits"]).max() < NEAR
+    assert np.abs(logits[:, ::EVERY] - golden(name)["logits"]).max() < NEAR
 
 
 @pytest.mark.parametrize("remat", ["none", "layers", "products"])
@@ -120,8 +121,9 @@ def test_chunks_are_that_too(name: str, layout: str, width: int, opened: Any) ->
         chunk = texts[:, begin : begin + width]
         _, rejected, _ = extend(model, params, state, (chunk + 17) % 64)
         logits, state, _ = extend(model, params, model.rewind(rejected, state.lengths), chunk)
-        wanted = golden(name)["logits"][:, begin : begin + width]
-        assert np.abs(logits - wanted).max() < NEAR
+        for i in range(-begin % EVERY, width, EVERY):
+            wanted = golden(name)["logits"][:, (begin + i) // EVERY]
+            assert np.abs(logits[:, i] - wanted).max() < NEAR
 
 
 @pytest.mark.parametrize(
