@@ -81,7 +81,7 @@ STACK = {
 WIDER = {"hidden_size": 36, "intermediate_size": 48, "num_hidden_layers": 2, "head_dim": 6}
 MERGED = {
     **{key: value for key, value in STACK.items() if key not in ("model_type", "rope_theta")},
-    "sliding_window": 5,
+    "sliding_window": 6,  # Even: an encoder then sees one position further ahead than back.
     "query_pre_attn_scalar": 20,
     "final_logit_softcapping": 4.0,
     "attn_logit_softcapping": None,

@@ -103,14 +103,15 @@ class Resolved:
     def length(self, text: str, max_length: int, source_length: int | None) -> int:
         """The number of tokens of a prompt or source, cut to `source_length`.
 
-        Raises ValueError if a prompt and its output need more positions than a model has.
+        Raises ValueError if a prompt and its output together, or a source or its output, need more
+        positions than a model has.
         """
         cut = source_length or checks.MAX_TOKENS
-        if not model_of(self.target.config).decoder_only:  # Sources have no positions.
-            return min(len(self.vocabulary.encode(text)), cut)
-        limited = [(one.name, one.config.max_positions) for one in (self.target, self.draft) if one]
-        length = min(len(self.vocabulary.prompt(text)), cut)
-        require_positions([pair for pair in limited if pair[1]], length, max_length)
+        prompts = model_of(self.target.config).decoder_only
+        encode = self.vocabulary.prompt if prompts else self.vocabulary.encode
+        length = min(len(encode(text)), cut)
+        models = [(one.name, one.config.max_positions) for one in (self.target, self.draft) if one]
+        require_positions(models, length, max_length, prompts)
         return length
 
     @property

@@ -70,14 +70,20 @@ class Result:
         return len(self.tokens) / self.target_calls
 
 
-def require_positions(limited: Iterable[tuple[str, int]], prompt: int, max_length: int) -> None:
-    """Raises ValueError if one of the models (name, limit) has too few positions for a text."""
+def require_positions(
+    models: Iterable[tuple[str, int]], source: int, max_length: int, prompts: bool
+) -> None:
+    """Raises ValueError if one of the models (name, limit or 0) has too few positions.
+
+    A prompt's positions go on in the output; an encoder's source has its own.
+    """
     # The last token is not read; the logits of guesses beyond it do not matter.
-    needed = prompt + max_length - 1
-    for name, most in limited:
-        if most < needed:
+    needed = source + max_length - 1 if prompts else max(source, max_length)
+    kind = "prompt" if prompts else "source"
+    for name, most in models:
+        if 0 < most < needed:
             raise ValueError(
-                f"{name} has {most} positions, but a prompt of {prompt} tokens with max_length "
+                f"{name} has {most} positions, but a {kind} of {source} tokens with max_length "
                 f"= {max_length} needs {needed}; shorten one of them."
             )
 
@@ -339,11 +345,11 @@ class Pair:
         if config.tree:
             require_grows(self.draft.grows, self.names[1], config.tree)
         parts = zip(self.names, (self.target, self.draft), strict=True)
-        limited = [(name, part.max_positions) for name, part in parts if part.max_positions]
-        if not limited:
+        limits = [(name, part.max_positions) for name, part in parts]
+        if not any(most for _, most in limits):
             return
-        prompt = int((np.asarray(sources) != self.target.pad_id).sum(axis=1).max())
-        require_positions(limited, prompt, config.max_length)
+        longest = int((np.asarray(sources) != self.target.pad_id).sum(axis=1).max())
+        require_positions(limits, longest, config.max_length, self.target.decoder_only)
 
     def sound(self, result: OutputOrStep) -> OutputOrStep:
         """Returns the result; raises ValueError if logits are not finite or the draft is faulty."""

@@ -252,7 +252,7 @@ class Xla:
     def project(
         self, x: Array, projections: Sequence[Projection], norm: Norm | None
     ) -> list[Array]:
-        """Every projection of normed x [B, L, I], even if several are one product."""
+        """Every projection of x [B, L, I], normed if there is a norm, even of fused ones."""
         if norm and len(projections) > 1:
             x, norm = norm(x), None
         outputs = []

@@ -68,6 +68,9 @@ def open(folder: str | pathlib.Path) -> Checkpoint:
         name if name in kind.tied or name.startswith(kind.prefix) else kind.prefix + name: tensor
         for name, tensor in stored.items()
     }
+    for name in [*filter(kind.of_images.fullmatch, stored)]:
+        del stored[name]
+        left_out += 1
     for copy, original in kind.tied.items():  # Any of them may be the one that is stored.
         if copy in stored:
             stored.setdefault(original, stored[copy])
@@ -86,9 +89,6 @@ def open(folder: str | pathlib.Path) -> Checkpoint:
         if copy in table and (original := kind.tied[copy]) in stored:
             stored.setdefault(copy, stored[original])
     tensors_of: dict[str, Tensor] = {}
-    images = [name for name in stored if kind.of_images.fullmatch(name.removeprefix(kind.prefix))]
-    stored = {name: tensor for name, tensor in stored.items() if name not in images}
-    left_out += len(images)
     for name, tensor in stored.items():
         if name in table or not kind.passed_over.fullmatch(name.removeprefix(kind.prefix)):
             tensors_of |= _parts(f"{name} of {folder}", tensor, table.get(name, Stored((name,))))

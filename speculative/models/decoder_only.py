@@ -15,27 +15,31 @@ from speculative.models.layers import Layer
 from speculative.models.positions import masked, positions_in, same_segment, shifted
 from speculative.models.stack import DecoderState
 from speculative.models.transformer import Transformer
-from speculative.ragged import move_rows, resized
+from speculative.ragged import resized
 from speculative.types import PADDING, Inputs, Logits, PyTree, Rows, State
 
 AT_ONCE = 512  # Tokens of a long prompt read together, so that no array holds all pairs of tokens.
 TURN = 64  # Tokens of a chat's next turn read together; turns are often short.
 
 
-def kept(config: Config) -> int:
-    """How many tokens of a long prompt layers with windows hold; 0 without such layers.
+def widest(config: Config) -> int:
+    """The widest window of a decoder's layers; 0 if none has one."""
+    return max(config.window(i) for i in range(config.decoder_layers))
+
+
+def held(config: Config) -> int:
+    """How many tokens of a long prompt layers with windows hold.
 
     They hold some more than a window, so that the end of a chat's prompt may be read again.
     """
-    widest = max(config.window(i) for i in range(config.decoder_layers))
-    return widest and widest + 2 * TURN
+    return widest(config) + 2 * TURN
 
 
 def cache_room(config: Config, layer: int, prompt: int, more: int) -> int:
     """Positions in a layer's caches for a prompt of that many tokens and `more` after it."""
     if prompt <= AT_ONCE or not config.window(layer):
         return prompt + more
-    return min(prompt + more, kept(config) + max(AT_ONCE, more))
+    return min(prompt + more, held(config) + max(AT_ONCE, more))
 
 
 class Decoder(Transformer):
@@ -65,7 +69,7 @@ class Decoder(Transformer):
             shape = self.backend.cache_shape(batch, config.kv_heads, room, config.head_dim)
             caches.append(jnp.zeros(shape, config.dtype))
         zeros = jnp.zeros(batch, jnp.int32)
-        dropped = zeros if kept(config) else None
+        dropped = zeros if widest(config) else None
         return DecoderState(zeros, tuple(caches), tuple(caches), zeros, dropped)
 
     def start(
@@ -88,7 +92,7 @@ class Decoder(Transformer):
         keys, values = (tuple(jnp.pad(x, room) for x in cache) for cache in caches)
         prompt = seen.sum(axis=1, dtype=jnp.int32) - 1
         zeros = jnp.zeros_like(prompt)
-        dropped = zeros if kept(self.config) else None
+        dropped = zeros if widest(self.config) else None
         state = DecoderState(zeros, keys, values, prompt, dropped)
         return Started(state, self.decoder.hidden(after, layers))
 
@@ -112,15 +116,17 @@ class DecoderOnly(FlaxModel):
         return self._read(params, begun, jnp.int32(0), inputs, AT_ONCE, encoded)
 
     def resume(self, params, begun, known, inputs, cache_length) -> Started:
-        """See `Model.resume`; new tokens are read `TURN` at a time."""
+        """See `Model.resume`; new tokens are read `TURN` at a time.
+
+        Where a window no longer holds what the first of them sees, all tokens are read again.
+        """
         known = known // TURN * TURN
-        begun = begun._replace(state=self._slid(begun.state, known))
-        if (dropped := begun.state.dropped) is not None:
-            # Where a window no longer holds what the next token sees, all is read again.
-            held = jnp.all(dropped <= jnp.maximum(known - kept(self.config) + 2 * TURN, 0))
-            known = jnp.where(held, known, 0)
-            state = dataclasses.replace(begun.state, dropped=jnp.where(held, dropped, 0))
-            begun = begun._replace(state=state)
+        state = self._slid(begun.state, known[None])
+        if state.dropped is not None:
+            enough = jnp.all(state.dropped <= jnp.maximum(known - widest(self.config), 0))
+            known = jnp.where(enough, known, 0)
+            state = dataclasses.replace(state, dropped=jnp.where(enough, state.dropped, 0))
+        begun = begun._replace(state=state)
         empty = jax.eval_shape(lambda: self._empty(params, inputs, cache_length, TURN))
         shape = jax.ShapeDtypeStruct((*inputs.shape, self.config.emb_dim), self.config.dtype)
         shapes: dict[str, Any] = dict.fromkeys(begun.hidden, shape)
@@ -137,14 +143,11 @@ class DecoderOnly(FlaxModel):
         """The state whose layers with windows hold what is seen after `read` [B or 1] tokens."""
         if state.dropped is None:
             return state
-        dropped = jnp.maximum(state.dropped, read - kept(self.config))
-        behind, start = dropped - state.dropped, jnp.zeros_like(dropped)
+        dropped = jnp.maximum(state.dropped, read - held(self.config))
+        roll = jax.vmap(functools.partial(jnp.roll, axis=1))
 
         def slid(i: int, cache: Array) -> Array:
-            if not self.config.window(i):
-                return cache
-            room = cache.shape[2]
-            return move_rows(cache, (behind[:, None] + jnp.arange(room)) % room, start, axis=2)
+            return roll(cache, state.dropped - dropped) if self.config.window(i) else cache
 
         keys, values = (
             tuple(slid(i, cache) for i, cache in enumerate(caches))

@@ -101,7 +101,10 @@ class RelativeBias(nn.Module):
 
 
 class Attention(nn.Module):
-    """Multi-head attention, to itself or to a source of `source_dim` features."""
+    """Multi-head attention, to itself or to a source of `source_dim` features.
+
+    Only self-attention norms heads (`Config.head_norms`).
+    """
 
     config: Config
     backend: Xla
@@ -118,14 +121,15 @@ class Attention(nn.Module):
         self.query = dense(config.emb_dim, width, scale=initial)
         self.key, self.value = (dense(read, config.kv_heads * size) for _ in range(2))
         self.out = dense(width, config.emb_dim, use_bias=config.biases)
-        if config.head_norms and not self.source_dim:
+        self.norms_heads = config.head_norms and not self.source_dim
+        if self.norms_heads:
             of_head = config.replace(emb_dim=size)
             self.query_norm, self.key_norm = LayerNorm(of_head), LayerNorm(of_head)
 
     def _spec(self, spec: Attending) -> Attending:
         """Adds the scale, the soft cap and the norms."""
         norms = None
-        if self.config.head_norms and not self.source_dim:
+        if self.norms_heads:
             norms = self.query_norm.numbers, self.key_norm.numbers
         scale, cap = self.config.score_scale, self.config.score_cap or None
         return spec._replace(scale=scale, soft_cap=cap, norms=norms)
@@ -148,7 +152,7 @@ class Attention(nn.Module):
         of_all = projections(self, "query_key_value", self.query, self.key, self.value)
         backend, heads = self.backend, self.config.kv_heads
         _, keys, values = backend.project(x, of_all, None)
-        if self.config.head_norms:
+        if self.norms_heads:
             keys = self.key_norm.numbers(backend.split(keys, heads)).reshape(keys.shape)
         return backend.by_head(keys, heads), backend.by_head(values, heads)
 

@@ -233,16 +233,25 @@ def read_rope(
     )
 
 
-def gemma_3_positions(settings: Fields, layers: int, location: str) -> dict[str, Any]:
-    """The fields for Gemma 3's rotations and windows: those of one layer in six see all."""
+def gemma_3_fields(settings: Fields, layers: int, location: str) -> dict[str, Any]:
+    """The fields for Gemma 3's scores, rotations and windows: one layer in six sees all.
+
+    Raises ValueError for a setting that transformers does not apply to its models.
+    """
+    if settings["attn_logit_softcapping"]:
+        raise ValueError(f"{location} has attn_logit_softcapping, which only Gemma 2 has.")
     size, every = settings["sliding_window"], settings.get("sliding_window_pattern", 6)
     usual = [size if (i + 1) % every else 0 for i in range(layers)]
     local = {"rope_theta": settings.get("rope_local_base_freq", 10_000.0)}
     within = {"rope_parameters": settings.get("rope_parameters") or local}
+    of_windows = read_rope(within, location, layers="sliding_attention")
+    if of_windows != Rope(of_windows.base):
+        raise ValueError(f"{location} scales the positions of layers with windows.")
     return {
+        **score_fields(settings),
         **rope_fields(read_rope(settings, location, 1_000_000.0, "full_attention")),
         "windows": read_windows(settings, layers, usual, location),
-        "window_rope_base": read_rope(within, location, layers="sliding_attention").base,
+        "window_rope_base": of_windows.base,
     }
 
 
@@ -262,7 +271,7 @@ def score_fields(settings: Fields) -> dict[str, Any]:
 
 def score_settings(config: RotaryConfig) -> dict[str, Any]:
     """Gemma's settings for the fields of `score_fields`."""
-    scalar = config.query_scalar
+    scalar = config.query_scalar or config.head_dim
     return {
         # transformers requires a whole number.
         "query_pre_attn_scalar": int(scalar) if scalar == int(scalar) else scalar,

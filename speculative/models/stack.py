@@ -41,14 +41,14 @@ class DecoderState:
     source_bias: Array | None = None
 
     @property
-    def before(self) -> Array | None:
+    def merged_bias(self) -> Array | None:
         """The bias on a source's keys that the caches begin with, if they do."""
         return None if self.cross else self.source_bias
 
     def entries(self, lengths: Rows, window: int) -> Rows:
         """Where the caches of a layer with this window hold what follows `lengths` [B] tokens."""
         entries = lengths if self.prompt is None else self.prompt + lengths
-        entries = entries if self.before is None else entries + self.before.shape[3]
+        entries = entries if self.merged_bias is None else entries + self.merged_bias.shape[3]
         return entries - self.dropped if window and self.dropped is not None else entries
 
 
@@ -89,16 +89,16 @@ class Stack(nn.Module):
         caches: Sequence[Cache] = (),
         chunk: Chunk | None = None,
         positions: Array | None = None,
-        before: Array | None = None,
+        merged_bias: Array | None = None,
     ) -> tuple[tuple[Array, ...], ...]:
         """Runs whole texts x [B, L, D] under a mask [B or 1, 1, L or 1, L], or chunks with caches.
 
-        Caches may begin with a source's keys, on whose scores the bias is `before` [B, 1, 1, S].
+        Caches may begin with a source's keys, on whose scores `merged_bias` [B, 1, 1, S] is added.
         Whole texts may be read with caches that already hold copies of them; the mask then covers
         all copies. For rotated queries and keys, `positions` [B or 1, up to L] are those of x.
         Returns each layer's output [B, L, D], and its keys and values, [B, K, L, H] or caches.
         """
-        specs = self._attending(x.shape[1], mask, caches, chunk, positions, before)
+        specs = self._attending(x.shape[1], mask, caches, chunk, positions, merged_bias)
         x, outputs = self._along(self.dropout(x, not train)), []
         run = _rematerialised(self.backend.remat) if train else None
         for layer, spec, source, cache in itertools.zip_longest(
@@ -121,7 +121,7 @@ class Stack(nn.Module):
         caches: Sequence[Cache],
         chunk: Chunk | None,
         positions: Array | None,
-        before: Array | None,
+        merged_bias: Array | None,
     ) -> list[Attending]:
         """Each layer's rotation of queries and keys, and the bias on their scores."""
         made: dict[Hashable, Attending] = {}  # Shared by layers that attend alike.
@@ -136,17 +136,17 @@ class Stack(nn.Module):
                 room = (0, 0), (0, length - positions.shape[1])
                 turned = rope.rotation(jnp.pad(positions, room), self.config.head_dim)
             if mask is None:
-                bias, table = self._bias(i, length, caches[i], chunk, before), None
+                bias, table = self._bias(i, length, caches[i], chunk, merged_bias), None
             else:
                 bias, table = mask, self._by_distance(i, length, length)
             made[kinds[-1]] = Attending(bias, by_distance=table, rotation=turned)
         return [made[kind] for kind in kinds]
 
     def _bias(
-        self, layer: int, length: int, cache: Cache, chunk: Chunk | None, before: Array | None
+        self, layer: int, length: int, cache: Cache, chunk: Chunk | None, merged_bias: Array | None
     ) -> Array:
         """The bias for a chunk's queries, padded to a length, on a cache: [B, N or 1, L, T]."""
-        source = 0 if before is None else before.shape[3]
+        source = 0 if merged_bias is None else merged_bias.shape[3]
         room, starts = cache.keys.shape[2] - source, cache.starts - source
         by_distance = self._by_distance(layer, room)
         by_distance = jnp.zeros((1, room)) if by_distance is None else by_distance
@@ -157,7 +157,7 @@ class Stack(nn.Module):
             behind, seen = jnp.pad(chunk.behind, more), jnp.pad(chunk.mask, (*more, (0, 0)))
             text = starts - chunk.begun
             bias = branching_bias(by_distance, text, behind, chunk.positions, seen)
-        return bias if before is None else beside(before, bias)
+        return bias if merged_bias is None else beside(merged_bias, bias)
 
     def _by_distance(self, layer: int, back: int, ahead: int = 1) -> Array | None:
         """A layer's bias for keys back - 1 positions back to ahead - 1 ahead; None for no bias."""

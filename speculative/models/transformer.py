@@ -83,7 +83,7 @@ class Transformer(nn.Module):
                 starts = jnp.minimum(starts, keys.shape[2] - length)
             caches.append(Cache(keys, values, starts, length))
         inputs = {"sources": sources, "caches": caches, "chunk": chunk, "positions": positions}
-        after, keys, values = self.decoder(x, **inputs, before=state.before)
+        after, keys, values = self.decoder(x, **inputs, merged_bias=state.merged_bias)
         lengths = state.lengths + length
         state = dataclasses.replace(state, lengths=lengths, keys=keys, values=values)
         x = after[-1] if at is None else self._filled(read_rows(after[-1], at, 1))

@@ -218,10 +218,10 @@ def _passes(
     caches = [bytes_a_device(both) for both in zip(state.keys, state.values, strict=True)]
     rooms = [keys.shape[2] for keys in state.keys]
     whole = bytes_a_device([state.cross, read_by_step(params)])
-    # A prompt stands before the text, in the same caches.
-    empty = cache - cache // 2
+    filled = int(state.entries(state.lengths, window=0)[0])
+    # Layers with windows may have less room than a long text needs.
     sizes = [
-        whole + sum(c * (r - empty + width) // r for c, r in zip(caches, rooms, strict=True))
+        whole + sum(c * min(filled + width, r) // r for c, r in zip(caches, rooms, strict=True))
         for width in widths
     ]
     loops = [functools.partial(loop, params, state, width) for width in widths]

@@ -26,7 +26,8 @@ def operations(model: Config, config: TrainConfig) -> float:
     feed_forward = (3 if model.gated else 2) * wide * model.mlp_dim
     crosses = model.encoder_layers > 0
     attended = 2 * width * target * (target + source * crosses)  # Scores, and weighted values.
-    decoder = target * (products * (1 + crosses) + both + feed_forward) + source * both * crosses
+    apart = crosses and not model.merges_source  # Queries and outputs of cross-attention.
+    decoder = target * (products * (1 + apart) + both + feed_forward) + source * both * crosses
     encoder = source * (products + both + feed_forward) + 2 * width * source * source
     layers = model.encoder_layers * encoder + model.decoder_layers * (decoder + attended)
     return 3 * 2.0 * rows * (layers + target * wide * model.logits)

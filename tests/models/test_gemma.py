@@ -12,6 +12,7 @@ from safetensors.numpy import load_file, save_file
 from speculative import checkpoints
 from tests.models import test_decoders
 
+LINEAR = {"rope_type": "linear", "factor": 2.0, "rope_theta": 100.0}
 OUTSIDE = "vision_tower.layers.0.weight", "multi_modal_projector.mm_soft_emb_norm.weight"
 
 
@@ -39,7 +40,9 @@ def test_the_text_model_of_a_multimodal_one(prefix: str, tmp_path: pathlib.Path)
 @pytest.mark.parametrize(
     ("changes", "fragment"),
     [
-        ({"attn_logit_softcapping": -1.0}, "score_cap must be positive, or 0"),
+        ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping, which only Gemma 2 has"),
+        ({"final_logit_softcapping": -1.0}, "logits_cap must be positive, or 0"),
+        ({"rope_parameters": {"sliding_attention": LINEAR}}, "scales the positions of layers with"),
         ({"use_bidirectional_attention": True}, "use_bidirectional_attention True; supported is"),
         ({"hidden_activation": "gelu"}, "hidden_activation 'gelu'; supported is"),
     ],

@@ -24,7 +24,7 @@ from speculative.drafts.transformer import TransformerDraft
 from speculative.models import FlaxModel, abstract_params, model_of, sharding, t5gemma2
 from speculative.models.interface import Chunk
 from speculative.models.t5gemma import SIZES, T5GemmaNames
-from speculative.models.t5gemma2 import T5Gemma2Names
+from speculative.models.t5gemma2 import T5Gemma2Config, T5Gemma2Names
 from speculative.sampling import Sampling
 from speculative.types import PyTree
 from tests import by_name
@@ -153,6 +153,36 @@ def test_formats_keep_every_bit(name: str, opened: Any, tmp_path: pathlib.Path) 
     again = checkpoints.convert(tmp_path / "ours", tmp_path / "theirs", "huggingface")
     assert again.config == original.config
     jax.tree.map(np.testing.assert_array_equal, again.numpy(), params)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        # The decoder is shallower than the cycle of windows.
+        T5Gemma2Config(
+            *(64, 16, 2, 8, 24, 7, 4),
+            max_positions=32,
+            windows=(5, 5, 5, 5, 5, 0),
+            window_rope_base=100.0,
+            rope_factor=8.0,
+            query_scalar=8.0,
+        ),
+        T5Gemma2Config(64, 16, 2, 8, 24, 1, 2, max_positions=32, windows=(4, 0)),
+    ],
+)
+def test_settings_give_the_configuration_back(config: T5Gemma2Config) -> None:
+    names = T5Gemma2Names()
+    found = names.configuration(names.settings(config, "here"), lambda name: False, "here")
+    for i in range(7):
+        assert (found.window(i), found.rope(i)) == (config.window(i), config.rope(i))
+    assert found.score_scale == config.score_scale
+    same = {name: getattr(config, name) for name in ("query_scalar", "window_rope_base")}
+    assert found.replace(**same, num_kv_heads=0) == config
+
+
+def test_an_encoders_even_window_reaches_one_position_further_ahead() -> None:
+    config = t5gemma2.SIZES["t5gemma2_270m_270m"]
+    assert config.encoder_window(0) == (255, 256)
 
 
 def test_sizes_of_the_second_generation() -> None:

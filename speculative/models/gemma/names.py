@@ -7,7 +7,7 @@ from speculative.models.rotary_names import (
     GEMMA_2,
     GEMMA_3,
     RotaryNames,
-    gemma_3_positions,
+    gemma_3_fields,
     layer_types,
     read_rope,
     read_windows,
@@ -51,12 +51,16 @@ class GemmaNames(RotaryNames[GemmaConfig]):
         fields = self.fields(merged, own, location, {})
         layers = fields["num_layers"]
         if third:
-            positions = gemma_3_positions(merged, layers, location)
-        else:
-            usual = [0 if i % 2 else merged["sliding_window"] for i in range(layers)]
-            positions = rope_fields(read_rope(merged, location))
-            positions["windows"] = read_windows(merged, layers, usual, location)
-        return GemmaConfig(**fields, head_norms=third, **score_fields(merged), **positions)
+            return GemmaConfig(
+                **fields, head_norms=True, **gemma_3_fields(merged, layers, location)
+            )
+        usual = [0 if i % 2 else merged["sliding_window"] for i in range(layers)]
+        return GemmaConfig(
+            **fields,
+            **score_fields(merged),
+            **rope_fields(read_rope(merged, location)),
+            windows=read_windows(merged, layers, usual, location),
+        )
 
     def settings(self, config: GemmaConfig, location: str) -> dict[str, object]:
         """See `Names.settings`."""

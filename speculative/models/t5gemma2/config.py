@@ -53,14 +53,15 @@ class T5Gemma2Config(RotaryConfig):
 
 
 def _t5gemma2(
-    emb_dim: int, heads: int, kv_heads: int, mlp_dim: int, layers: int, window: int = 512
+    emb_dim: int, heads: int, kv_heads: int, mlp_dim: int, layers: int, **more: int
 ) -> T5Gemma2Config:
     return T5Gemma2Config(
         *(262_144, emb_dim, heads, 256, mlp_dim, layers, layers),
         num_kv_heads=kv_heads,
-        max_positions=131_072,
-        windows=(*[window] * 5, 0),
+        max_positions=more.get("positions", 32_768),
+        windows=(*[more.get("window", 512)] * 5, 0),
         rope_base=1e6,
+        rope_factor=8.0,
         window_rope_base=1e4,
         query_scalar=256.0,
     )
@@ -69,6 +70,6 @@ def _t5gemma2(
 SIZES = {
     "t5gemma2_270m_270m": _t5gemma2(640, 4, 1, 2048, 18),
     "t5gemma2_1b_1b": _t5gemma2(1152, 4, 1, 6912, 26),
-    "t5gemma2_4b_4b": _t5gemma2(2560, 8, 4, 10240, 34, window=1024),
+    "t5gemma2_4b_4b": _t5gemma2(2560, 8, 4, 10240, 34, window=1024, positions=131_072),
 }
 """Both stacks have the sizes of a Gemma 3."""
