@@ -7,8 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from speculative.models import decoder_only
+from speculative.drafts import HiddenDraft
+from speculative.models import decoder_only, model_of
 from speculative.models.interface import Chunk
+from speculative.models.reads import Reads
+from speculative.sampling import Sampling
+from tests import saved
 from tests.layouts import LAYOUTS
 from tests.models.test_decoders import NEAR, golden, opened  # noqa: F401 (a fixture)
 from tests.saved import forward
@@ -84,3 +88,22 @@ def test_a_later_turn(name: str, known: int, read_again: bool, opened: Any) -> N
     for i, keys in enumerate(state.keys):  # At the last token that need not be read again.
         last = known // 2 * 2 - 1 - (int(state.dropped[0]) if model.config.window(i) else 0)
         assert bool(np.asarray(keys)[:, :, last].any()) == read_again
+
+
+def test_a_draft_with_a_window(opened: Any, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    """It reads long prompts in parts too, with its target's hidden states."""
+    model, params, _ = opened("gemma3")
+    layers = ("decoder/layers_1",)
+    config = model.config.replace(num_layers=1, reads=Reads(model.config.emb_dim, layers))
+    draft, own = HiddenDraft(model_of(config)), saved.drawn(config, 1, 0.5)
+    inputs, found = cut(golden("gemma3")["texts"], np.array([29, 5])), []
+    uniforms = np.random.default_rng(0).random((2, 3)).astype(np.float32)
+    for at_once in (64, 8):
+        monkeypatch.setattr(decoder_only, "AT_ONCE", at_once)
+        begun = model.start(params, inputs, ROOM, layers=layers)
+        state = draft.start(own, inputs, ROOM, begun)
+        found.append(draft.propose(own, state, model.first(inputs), uniforms, Sampling(1.0), 64))
+    rooms = [x.state[0].model.keys[0].shape[2] for x in found]
+    assert rooms == [32 + ROOM, max(config.windows) + 2 * 2 + ROOM]
+    np.testing.assert_array_equal(found[0].guesses, found[1].guesses)
+    np.testing.assert_allclose(found[0].q, found[1].q, atol=1e-5)
