@@ -47,11 +47,10 @@ class T5Gemma2Names(StacksNames[T5Gemma2Config]):
         encoder, decoder = (self._of(stack, location) for stack in both)
         depths = encoder.pop("num_layers"), decoder.pop("num_layers")
         # A stack may be shallower than the cycle of windows.
-        deeper = max(zip(depths, (encoder, decoder), strict=True), key=lambda x: x[0])[1]["windows"]
-        for depth, stack in zip(depths, (encoder, decoder), strict=True):
-            of_layers = (stack["windows"] * depth)[:depth]
-            if of_layers == (deeper * depth)[:depth]:
-                stack["windows"] = deeper
+        deeper, other = (encoder, decoder) if depths[0] > depths[1] else (decoder, encoder)
+        of_layers = [(stack["windows"] * min(depths))[: min(depths)] for stack in (deeper, other)]
+        if of_layers[0] == of_layers[1]:
+            other["windows"] = deeper["windows"]
         self.require_equal(encoder, decoder, (), location)
         return T5Gemma2Config(**decoder, num_encoder_layers=depths[0], num_decoder_layers=depths[1])
 
