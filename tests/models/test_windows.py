@@ -96,8 +96,8 @@ def test_a_draft_with_a_window(opened: Any, monkeypatch: pytest.MonkeyPatch) -> 
     layers = ("decoder/layers_1",)
     config = model.config.replace(num_layers=1, reads=Reads(model.config.emb_dim, layers))
     draft, own = HiddenDraft(model_of(config)), saved.drawn(config, 1, 0.5)
-    inputs, found = cut(golden("gemma3")["texts"], np.array([29, 5])), []
-    uniforms = np.random.default_rng(0).random((2, 3)).astype(np.float32)
+    inputs, found = jnp.asarray(cut(golden("gemma3")["texts"], np.array([29, 5]))), []
+    uniforms = jnp.asarray(np.random.default_rng(0).random((2, 3)), jnp.float32)
     for at_once in (64, 8):
         monkeypatch.setattr(decoder_only, "AT_ONCE", at_once)
         begun = model.start(params, inputs, ROOM, layers=layers)
