@@ -77,7 +77,7 @@ class HloModule:
         self.instructions = {one.name: one for part in self.computations.values() for one in part}
 
     def loops(self) -> list[Instruction]:
-        """The loops whose trips depend on data, in the order of the text: those of decoding."""
+        """The loops whose trips depend on data, in the order of the text."""
         loops = (one for one in self.instructions.values() if one.opcode == "while")
         return [loop for loop in loops if self.trips(loop) is None]
 

@@ -6,6 +6,7 @@ background take the bandwidth that instructions leave, and may have to be awaite
 """
 
 import math
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from speculative.measurement.chips import Chip
@@ -35,14 +36,23 @@ class Cost(NamedTuple):
 
 
 class Schedule:
-    """Computes what a program costs on a chip, and what the part in a `jax.named_scope` does."""
+    """Computes what a program costs on a chip, and what the part in a `jax.named_scope` does.
 
-    def __init__(self, program: HloModule, chip: Chip, scope: str = "") -> None:
-        self.program, self.chip, self.scope = program, chip, scope
+    `trips` are those of loops whose trips depend on data, by scope; the others are decoding loops.
+    """
+
+    def __init__(
+        self,
+        program: HloModule,
+        chip: Chip,
+        scope: str = "",
+        trips: Mapping[str, int] | None = None,
+    ) -> None:
+        self.program, self.chip, self.scope, self.trips = program, chip, scope, trips or {}
         self._costs: dict[str, Cost] = {}
 
     def cost(self, computation: str) -> Cost:
-        """The cost of one run; a loop whose trips depend on data counts as one trip.
+        """The cost of one run; a decoding loop counts as one trip.
 
         It is at least the time of all bytes at the chip's bandwidth, and at least that of all
         estimated cycles.
@@ -111,6 +121,14 @@ class Schedule:
         seconds = now + sum(background.values()) / bandwidth
         return Cost(seconds, total, named, exchanging, count, exchanged)
 
+    def loops(self) -> list[Instruction]:
+        """The decoding loops, in the order of the text."""
+        return [loop for loop in self.program.loops() if self._given(loop) is None]
+
+    def _given(self, loop: Instruction) -> int | None:
+        """The given trips of a loop in a scope of `trips`."""
+        return next((self.trips[x] for x in loop.scope.split("/") if x in self.trips), None)
+
     def _inside(self, one: Instruction) -> bool:
         """Whether an instruction is in the schedule's scope."""
         return bool(self.scope) and self.scope in one.scope.split("/")
@@ -118,8 +136,8 @@ class Schedule:
     def _priced(self, one: Instruction) -> Cost:
         """The cost of an instruction that runs in the foreground."""
         if one.opcode == "while":
-            trips, body = self.program.trips(one) or 1, self.cost(one.called[1])
-            return body.times(trips)
+            trips = self.program.trips(one) or self._given(one) or 1
+            return self.cost(one.called[1]).times(trips)
         if one.opcode in ("conditional", "call"):
             return max(map(self.cost, one.called))
         return Cost((one.cycles or 0) / self.chip.clock, self.program.traffic(one))
@@ -139,7 +157,7 @@ class Schedule:
         dimensions. A prefetch in the background, from HBM into a memory on the chip, does not
         count: a step cannot do without that read.
         """
-        bodies = (self._reached(loop.called[1]) for loop in self.program.loops())
+        bodies = (self._reached(loop.called[1]) for loop in self.loops())
         inside = set[str]().union(*bodies)
         copying: tuple[list[str], list[str]] = [], []
         for name in sorted(self._reached(self.program.entry)):
@@ -151,7 +169,7 @@ class Schedule:
 
     def gathers(self, kernels: set[tuple[str, int]]) -> list[str]:
         """Instructions of decoding loops that gather a kernel from other chips."""
-        bodies = (self._reached(loop.called[1]) for loop in self.program.loops())
+        bodies = (self._reached(loop.called[1]) for loop in self.loops())
         return [
             one.name
             for name in sorted(set[str]().union(*bodies))

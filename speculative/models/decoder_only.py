@@ -19,6 +19,7 @@ from speculative.ragged import resized
 from speculative.types import PADDING, Inputs, Logits, PyTree, Rows, State
 
 AT_ONCE = 512  # Tokens of a long prompt read together, so that no array holds all pairs of tokens.
+READ_PROMPT = "read_prompt"  # Names the loop over these parts in profiles and compiled programs.
 TURN = 64  # Tokens of a chat's next turn read together; turns are often short.
 
 
@@ -190,7 +191,8 @@ class DecoderOnly(FlaxModel):
 
         state = dataclasses.replace(begun.state, lengths=zeros + known, prompt=zeros)
         chunks = known // at_once, -(-size.max() // at_once)
-        state, hidden = lax.fori_loop(*chunks, read, (state, hidden))
+        with jax.named_scope(READ_PROMPT):
+            state, hidden = lax.fori_loop(*chunks, read, (state, hidden))
         state = dataclasses.replace(state, lengths=zeros, prompt=size - 1)
         return Started(state, {name: x[:, :length] for name, x in hidden.items()})
 

@@ -30,6 +30,7 @@ from speculative.measurement.chips import GIB, Chip
 from speculative.measurement.hlo import HloModule
 from speculative.measurement.schedule import Cost, Schedule
 from speculative.models import Config, model_of, read_by_step, sharding
+from speculative.models.decoder_only import AT_ONCE, READ_PROMPT
 from speculative.progress import OnProgress
 from speculative.rows import weights
 from speculative.rows.config import RANDOM, RowConfig, gamma_of, paper_numbers
@@ -407,8 +408,9 @@ class Compiler:
                     f"libtpu {chips.compiler_version()} gives no estimate of cycles; take another "
                     "release of it."
                 )
-            schedule = Schedule(program, self.chip, loop.PROPOSING)
-            loops = [schedule.cost(one.called[1]) for one in program.loops()]
+            parts_read = {READ_PROMPT: -(-setting.source.shape[1] // AT_ONCE)}
+            schedule = Schedule(program, self.chip, loop.PROPOSING, parts_read)
+            loops = [schedule.cost(one.called[1]) for one in schedule.loops()]
             kernels, parts = (_kernels(setting.params, part) for part in (False, True))
             inside, elsewhere = schedule.copies(parts)
             if name in (STEP, SPECULATIVE_STEP):

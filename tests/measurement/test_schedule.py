@@ -123,6 +123,19 @@ def test_a_loop_takes_its_trips_and_one_that_depends_on_data_a_single_one() -> N
         assert total.bytes == (trips or 1) * 1200
 
 
+def test_a_loop_over_the_parts_of_a_prompt_is_no_decoding_loop() -> None:
+    """It takes the given trips; other loops in the program keep theirs."""
+    start = f"  %z = (s32[], {KERNEL}) tuple(%a, %b)"
+    shape, called = f"(s32[], {KERNEL})", "condition=%open, body=%body"
+    scope = 'metadata={op_name="jit(f)/read_prompt/while"}'
+    first = f"  %l = {shape} while(%z), {called}, {scope}"
+    second = f'  %m = {shape} while(%z), {called}, metadata={{op_name="jit(f)/while"}}'
+    found = program(start, first, second, others=LOOP)
+    schedule = Schedule(found, CHIP, trips={"read_prompt": 5})
+    assert [x.name for x in schedule.loops()] == ["m"]
+    assert schedule.cost(found.entry).seconds == pytest.approx(2.0 * (5 + 1))
+
+
 def test_a_scope_has_its_own_instructions_and_what_they_wait_for() -> None:
     lines = [
         fusion("c", NEAR, "%b", "add", 100, "jit(f)/propose/add"),
