@@ -214,6 +214,20 @@ def test_it_compiles_for_other_chips(topology: str) -> None:
     assert weights < need < weights + 2**28
 
 
+def test_the_parts_of_a_long_prompt_are_read_before_the_steps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A part takes more time than a step, which does not depend on them."""
+    sizes = [SIZES["gemma3_1b"].replace(num_layers=6)] * 2
+    monkeypatch.setattr(compiled.weights, "sizes", lambda config: sizes)
+    names = {"target": "gemma3_1b", "draft": "gemma3_1b", "gamma": 2, "quantize": "int8"}
+    short, long = (estimate("v5e-1", **names, source_length=size) for size in (512, 2048))
+    assert short.ms_target_step and long.ms_target_step and short.ms_prefill and long.ms_prefill
+    assert 0.75 < long.ms_target_step / short.ms_target_step < 1.25
+    assert 3 < long.ms_prefill / short.ms_prefill < 6
+    assert long.c is not None and short.c is not None and abs(long.c / short.c - 1) < 0.2
+
+
 def test_a_v1_0_target_is_at_its_floor() -> None:
     """Tied logits, and a feed-forward layer without gate."""
     found = estimate(target="t5_11b", draft="t5_small")
