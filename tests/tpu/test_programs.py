@@ -224,8 +224,8 @@ def test_the_parts_of_a_long_prompt_are_read_before_the_steps(
     short, long = (estimate("v5e-1", **names, source_length=size) for size in (512, 2048))
     assert short.ms_target_step and long.ms_target_step and short.ms_prefill and long.ms_prefill
     assert 0.75 < long.ms_target_step / short.ms_target_step < 1.25
-    assert 3 < long.ms_prefill / short.ms_prefill < 6
-    assert long.c is not None and short.c is not None and abs(long.c / short.c - 1) < 0.2
+    assert long.ms_prefill > 3 * short.ms_prefill
+    assert long.c is not None and 0.75 < long.c < 1.5  # The draft is as large as the target.
 
 
 def test_a_v1_0_target_is_at_its_floor() -> None:
