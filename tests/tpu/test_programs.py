@@ -225,7 +225,7 @@ def test_the_parts_of_a_long_prompt_are_read_before_the_steps(
     assert short.ms_target_step and long.ms_target_step and short.ms_prefill and long.ms_prefill
     assert 0.75 < long.ms_target_step / short.ms_target_step < 1.25
     assert long.ms_prefill > 3 * short.ms_prefill
-    assert long.c is not None and 0.75 < long.c < 1.5  # The draft is as large as the target.
+    assert long.c is not None and 0.5 < long.c < 2  # The draft is as large as the target.
 
 
 def test_a_v1_0_target_is_at_its_floor() -> None:
