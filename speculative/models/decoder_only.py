@@ -181,9 +181,9 @@ class DecoderOnly(FlaxModel):
             )
             chunk = Chunk(part(tokens))
             if before is not None:  # A draft; its hidden states are not requested.
-                state = self.read_on(params, state, chunk, part(before))[1]
-                return self._slid(state, jnp.minimum(place + at_once, size - 1)), hidden
-            _, state, new = self.extend(params, state, chunk, zeros, tuple(hidden))
+                state, new = self.read_on(params, state, chunk, part(before))[1], {}
+            else:
+                _, state, new = self.extend(params, state, chunk, zeros, tuple(hidden))
             return self._slid(state, jnp.minimum(place + at_once, size - 1)), {
                 name: lax.dynamic_update_slice_in_dim(x, new[name], place, axis=1)
                 for name, x in hidden.items()

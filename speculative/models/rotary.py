@@ -65,3 +65,22 @@ class RotaryConfig(Config):
         ):
             if wrong:
                 self._refuse(field, wanted)
+
+
+@dataclasses.dataclass(frozen=True)
+class GemmaLayersConfig(RotaryConfig):
+    """The sizes of a model of Gemma's layers, which norm what each part reads and what it gives."""
+
+    _: dataclasses.KW_ONLY
+    mlp_activations: tuple[str, ...] = ("gelu", "linear")
+    norm: str = "rms_of_1"
+    post_norms: bool = True
+    logits_via_embedding: bool = True
+
+    scales_embedding = True
+    fixed: ClassVar[Fields] = {
+        **RotaryConfig.fixed,
+        "norm": "rms_of_1",
+        "post_norms": True,
+        "qkv_biases": False,
+    }

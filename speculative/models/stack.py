@@ -45,9 +45,13 @@ class DecoderState:
         """The bias on a source's keys that the caches begin with, if they do."""
         return None if self.cross else self.source_bias
 
+    def positions(self, lengths: Rows) -> Rows:
+        """The positions [B] of what follows `lengths` [B] tokens, which exclude a prompt's."""
+        return lengths if self.prompt is None else self.prompt + lengths
+
     def entries(self, lengths: Rows, window: int) -> Rows:
         """Where the caches of a layer with this window hold what follows `lengths` [B] tokens."""
-        entries = lengths if self.prompt is None else self.prompt + lengths
+        entries = self.positions(lengths)
         entries = entries if self.merged_bias is None else entries + self.merged_bias.shape[3]
         return entries - self.dropped if window and self.dropped is not None else entries
 

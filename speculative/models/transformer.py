@@ -70,8 +70,7 @@ class Transformer(nn.Module):
     ) -> Extended:
         """See `interface.Model.extend`; `read` may add to the chunk's embedding [B, L, D]."""
         length = chunk.tokens.shape[1]
-        text = state.lengths if state.prompt is None else state.prompt + state.lengths
-        positions = (text - chunk.begun)[:, None] + chunk.behind
+        positions = (state.positions(state.lengths) - chunk.begun)[:, None] + chunk.behind
         x = self._filled(read(self.embed(chunk.tokens, positions)))
         bias = state.source_bias
         sources = [Source(*cross, bias) for cross in state.cross if bias is not None]

@@ -1,35 +1,21 @@
 """The configuration of Gemma models, and the named sizes."""
 
 import dataclasses
-from typing import ClassVar
 
 from speculative.models.config import count
-from speculative.models.rotary import RotaryConfig
-from speculative.types import Fields
+from speculative.models.rotary import GemmaLayersConfig
 
 
 @dataclasses.dataclass(frozen=True)
-class GemmaConfig(RotaryConfig):
+class GemmaConfig(GemmaLayersConfig):
     """The sizes of a decoder-only model with the layers of Gemma 2 (arXiv 2408.00118) or 3.
 
     Gemma 2 caps scores and logits; Gemma 3 (arXiv 2503.19786) norms queries and keys.
     """
 
     num_layers: int
-    _: dataclasses.KW_ONLY
-    mlp_activations: tuple[str, ...] = ("gelu", "linear")
-    norm: str = "rms_of_1"
-    post_norms: bool = True
-    logits_via_embedding: bool = True
 
     depths = ("num_layers",)
-    scales_embedding = True
-    fixed: ClassVar[Fields] = {
-        **RotaryConfig.fixed,
-        "norm": "rms_of_1",
-        "post_norms": True,
-        "qkv_biases": False,
-    }
 
     def description(self) -> tuple[str, str]:
         """The kind, which follows from `head_norms`, and the layers."""

@@ -4,7 +4,7 @@ import dataclasses
 from typing import ClassVar, Self
 
 from speculative.models.config import count
-from speculative.models.rotary import RotaryConfig
+from speculative.models.rotary import GemmaLayersConfig
 from speculative.types import Fields
 
 ENCODER = "emb_dim", "num_heads", "num_kv_heads", "head_dim", "mlp_dim"
@@ -12,7 +12,7 @@ ENCODER = "emb_dim", "num_heads", "num_kv_heads", "head_dim", "mlp_dim"
 
 
 @dataclasses.dataclass(frozen=True)
-class T5GemmaConfig(RotaryConfig):
+class T5GemmaConfig(GemmaLayersConfig):
     """The sizes of an encoder-decoder of Gemma 2's layers (Zhang et al., 2025, arXiv 2504.06225).
 
     Encoder and decoder have embeddings of their own, and the logits are tied to the decoder's.
@@ -21,10 +21,6 @@ class T5GemmaConfig(RotaryConfig):
     num_encoder_layers: int  # 0 in a draft that reads its target's encoder.
     num_decoder_layers: int
     _: dataclasses.KW_ONLY
-    mlp_activations: tuple[str, ...] = ("gelu", "linear")
-    norm: str = "rms_of_1"
-    post_norms: bool = True
-    logits_via_embedding: bool = True
     # The encoder's sizes; 0 means the decoder's.
     encoder_emb_dim: int = 0
     encoder_num_heads: int = 0
@@ -34,18 +30,11 @@ class T5GemmaConfig(RotaryConfig):
 
     depths = ("num_encoder_layers", "num_decoder_layers")
     may_be_0 = (
-        *RotaryConfig.may_be_0,
+        *GemmaLayersConfig.may_be_0,
         "num_encoder_layers",
         *(f"encoder_{name}" for name in ENCODER),
     )
-    scales_embedding = True
-    fixed: ClassVar[Fields] = {
-        **RotaryConfig.fixed,
-        "norm": "rms_of_1",
-        "post_norms": True,
-        "head_norms": False,
-        "qkv_biases": False,
-    }
+    fixed: ClassVar[Fields] = {**GemmaLayersConfig.fixed, "head_norms": False}
 
     @property
     def of_encoder(self) -> Self:

@@ -4,12 +4,12 @@ import dataclasses
 from typing import ClassVar
 
 from speculative.models.config import count
-from speculative.models.rotary import RotaryConfig
+from speculative.models.rotary import GemmaLayersConfig
 from speculative.types import Fields
 
 
 @dataclasses.dataclass(frozen=True)
-class T5Gemma2Config(RotaryConfig):
+class T5Gemma2Config(GemmaLayersConfig):
     """The sizes of an encoder-decoder of Gemma 3's layers, which share one embedding.
 
     A decoder's self-attention reads the source too, whose keys it does not rotate (Zhang et al.,
@@ -19,22 +19,11 @@ class T5Gemma2Config(RotaryConfig):
     num_encoder_layers: int  # 0 in a draft that reads its target's encoder.
     num_decoder_layers: int
     _: dataclasses.KW_ONLY
-    mlp_activations: tuple[str, ...] = ("gelu", "linear")
-    norm: str = "rms_of_1"
-    post_norms: bool = True
     head_norms: bool = True
-    logits_via_embedding: bool = True
 
     depths = ("num_encoder_layers", "num_decoder_layers")
-    may_be_0 = (*RotaryConfig.may_be_0, "num_encoder_layers")
-    scales_embedding = True
-    fixed: ClassVar[Fields] = {
-        **RotaryConfig.fixed,
-        "norm": "rms_of_1",
-        "post_norms": True,
-        "head_norms": True,
-        "qkv_biases": False,
-    }
+    may_be_0 = (*GemmaLayersConfig.may_be_0, "num_encoder_layers")
+    fixed: ClassVar[Fields] = {**GemmaLayersConfig.fixed, "head_norms": True}
 
     @property
     def merges_source(self) -> bool:
