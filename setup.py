@@ -9,8 +9,10 @@ CORE = [
     "absl-py>=2.1",
     "flax>=0.11,<0.13",
     "gin-config>=0.5,<0.6",
+    "huggingface_hub>=0.30",
     "jax>=0.7,<0.13",
     "jaxtyping>=0.3,<0.4",
+    "jinja2>=3.1",  # Runs chat templates.
     "matplotlib>=3.9",
     "numpy>=2.0,<3",
     "optax>=0.2.5,<0.3",
@@ -22,16 +24,13 @@ CORE = [
     "scipy>=1.14",
     "sentencepiece>=0.2,<0.3",
     "tensorstore>=0.1.74",
+    "tokenizers>=0.20",  # Reads the vocabularies of all models but T5.
 ]
 
 # seqio requires tensorflow-text, which requires the one TensorFlow release it accepts. Requiring
 # tensorflow-cpu as well would install a second TensorFlow over the first. TFDS imports
 # importlib_resources to prepare a dataset, but requires it on old Pythons only.
 TASKS = ["importlib_resources>=6", "seqio==0.0.20.*"]
-
-# Reads the vocabularies of all models but T5, and installs huggingface_hub.
-TOKENIZERS = "tokenizers>=0.20"
-TEMPLATES = "jinja2>=3.1"  # Runs chat templates.
 
 DEV = [
     "ipykernel>=6.29",
@@ -43,8 +42,6 @@ DEV = [
     "pytest-xdist>=3.6",
     "ruff>=0.9",
     "setuptools",  # Builds the package in a test; environments lack it from Python 3.12.
-    TEMPLATES,
-    TOKENIZERS,
 ]
 
 # The programs that benchmarks compare with; the package runs without them.
@@ -77,7 +74,6 @@ setup(
         "tasks": TASKS,
         "dev": DEV,
         "peers": PEERS,
-        "hub": ["huggingface_hub>=0.30", TEMPLATES, TOKENIZERS],
         # jax[tpu] pins an older libtpu, which lacks an option that makes drafts faster.
         "tpu": ["libtpu>=0.0.52", "requests"],
         "cuda": ["jax[cuda12]>=0.7,<0.13"],

@@ -13,9 +13,8 @@ from collections.abc import Sequence
 
 from benchmarks.compare_peers import recorded
 from benchmarks.verdicts import FALSE_ALARM
-from speculative import loading, progress
-from speculative.checks import MAX_GAMMA
-from speculative.commands import MAX_LENGTH, whole
+from speculative import checks, loading, progress
+from speculative.commands import whole
 from speculative.decoding.rules import EXACT
 from speculative.settings import Settings
 from speculative.studies.audit import audit
@@ -38,9 +37,9 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--top_p", type=float, default=1.0, metavar="P", help="nucleus, in (0, 1] (1)")
     add("--limit", type=whole(1, 10**4), default=8, help="sources of each task (8)")
     add("--samples", type=whole(1, 10**4), default=16, help="of each source (16)")
-    length = whole(1, MAX_LENGTH)
+    length = whole(1, checks.MAX_TOKENS)
     add("--max_length", type=length, default=128, metavar="TOKENS", help="of a text (128)")
-    add("--gamma", type=whole(1, MAX_GAMMA), default=5, help="guesses per step (5)")
+    add("--gamma", type=whole(1, checks.MAX_GAMMA), default=5, help="guesses per step (5)")
     add("--seeds", type=whole(1, 10**4), default=20, help="audits of each fault (20)")
     return parser.parse_args(arguments)
 

@@ -29,9 +29,8 @@ from rich.table import Column, Table
 
 from benchmarks.peers import settings as made
 from benchmarks.peers.system import PROGRAMS, Process, Setting
-from speculative import progress
-from speculative.checks import MAX_GAMMA
-from speculative.commands import MAX_LENGTH, whole
+from speculative import checks, progress
+from speculative.commands import whole
 from speculative.models import abstract_params, named, t5
 from speculative.progress import OnProgress
 from speculative.rows import environment, memory
@@ -304,8 +303,13 @@ def _options() -> argparse.Namespace:
     add("--rounds", type=many, default=5, help="rounds of timing each way (5)")
     add("--limit", type=many, help="sources of each task, or random ones (all, or 4)")
     add("--timed", type=many, default=18, help="number of them decoded in each round (18)")
-    add("--length", type=whole(1, MAX_LENGTH), default=64, help="of random weights' outputs (64)")
-    add("--gamma", type=whole(1, MAX_GAMMA), default=5, help="guesses per step (5)")
+    add(
+        "--length",
+        type=whole(1, checks.MAX_TOKENS),
+        default=64,
+        help="of random weights' outputs (64)",
+    )
+    add("--gamma", type=whole(1, checks.MAX_GAMMA), default=5, help="guesses per step (5)")
     options = parser.parse_args()
     for model in options.models:
         if model in made.SHIPPED or pathlib.Path(model).is_dir():

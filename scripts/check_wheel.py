@@ -27,7 +27,7 @@ SHORT = " ".join(["--limit=1", *(f"--gin='RowConfig.{binding}'" for binding in B
 CASES = {
     f"generate {TEXT}": "Editor",
     f"generate --json --draft=copy {TEXT}": '"tokens"',
-    f"generate --target=google/t5-v1_1-small {TEXT}": "error: .*pip install huggingface_hub",
+    f"generate --target=google/t5-v1_1-small {TEXT}": "error: .*the hub did not give",
     "demo --limit=1": r"Written: results/demo/records\.jsonl",
     f"run --gin_file=configs/runs/table3.gin:debian_lm_copy_t0 {SHORT}": "Written: ",
     "table 1": "Theorem 3.11",

@@ -192,6 +192,8 @@ def main() -> None:
         if version == "transformers_byt5":
             tokenizer = transformers.ByT5Tokenizer()
             tokenizer.save_pretrained(DATA / version)
+            listed = DATA / version / "tokenizer_config.json"  # Its 128 added tokens fill it.
+            listed.write_text(json.dumps(json.loads(listed.read_text()), separators=(",", ":")))
             computed |= {"text": np.array(TEXT), "tokens": np.array(tokenizer(TEXT).input_ids)}
         save(DATA / version, model, computed)
     model = make_gpt2()

@@ -72,11 +72,8 @@ def checked(messages: Any) -> list[dict[str, Any]]:
 @functools.cache
 def _environment() -> Any:
     """The environment of templates: as in transformers, but loops over numbers are limited."""
-    try:
-        import jinja2
-        from jinja2 import ext, nodes, sandbox
-    except ModuleNotFoundError as error:
-        raise ValueError("To run chat templates, install jinja2: pip install jinja2.") from error
+    import jinja2
+    from jinja2 import ext, nodes, sandbox
 
     class Generation(ext.Extension):
         """``{% generation %}`` marks the assistant's text; it does not change the output."""

@@ -172,13 +172,8 @@ def _located(name: str) -> str:
         )
     if name in SHIPPED or name.startswith("gs://") or os.path.isdir(name):
         return str(SHIPPED.get(name, name))
-    try:
-        from huggingface_hub import errors, snapshot_download  # pyright: ignore
-    except ModuleNotFoundError as error:
-        raise ValueError(
-            f"There is no folder {name}; to fetch the Hugging Face model of that name, install "
-            "huggingface_hub: pip install huggingface_hub."
-        ) from error
+    from huggingface_hub import errors, snapshot_download
+
     patterns = ["*.json", "*.safetensors", SPIECE, TOKENIZER_MODEL, MERGES, TEMPLATE]
     try:
         folder = snapshot_download(name, allow_patterns=patterns)

@@ -18,8 +18,6 @@ SETTINGS: dict[str, Any] = {field.name: field.default for field in dataclasses.f
 OF_RUN = {"example", "source_length", "logprobs", "processors", "batch_size", "show_special"}
 """Fields that are the same for all texts, which lines of results leave out."""
 
-MAX_LENGTH = 1024  # The longest output; a generation's cache is sized for it.
-
 
 class Command(NamedTuple):
     """A subcommand: one line of help, its options, and the function that runs it."""
@@ -105,7 +103,7 @@ OPTIONS = {
     "whose public weights know the paper's tasks",
     "--weights": "use random weights of the true sizes, without checkpoints",
     "--seed": "seed of all random numbers (0, or as configured)",
-    "--max_length TOKENS": f"length at which outputs are cut, at most {MAX_LENGTH} (128)",
+    "--max_length TOKENS": "length at which outputs are cut (128)",
     "--limit N": "texts per task or row (all, or as configured)",
     "--output_dir DIR": "where results are written (%(default)s)",
     "--gin BINDING": "a binding that overrides each row, like 'RowConfig.gamma = 3'",
@@ -120,11 +118,10 @@ KINDS: dict[str, Any] = {
     "--tree": nodes,
     "--top_k": int,
     **dict.fromkeys(("--temperature", "--top_p", "--min_p", "--lenience"), float),
-    "--source_length": whole(1, checks.MAX_TOKENS),
+    **dict.fromkeys(("--source_length", "--max_length"), whole(1, checks.MAX_TOKENS)),
     "--batch_size": whole(1, checks.MAX_BATCH),
     "--weights": ("random",),
     "--seed": whole(0, 2**32 - 1),
-    "--max_length": whole(1, MAX_LENGTH),
     "--limit": whole(1, 10**6),
 }
 """Types of options whose values are not texts, or the values that they may have."""

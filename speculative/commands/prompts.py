@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from speculative import checks, disk
-from speculative.commands import MAX_LENGTH, OF_RUN, SETTINGS
+from speculative.commands import OF_RUN, SETTINGS
 from speculative.settings import Settings
 
 if TYPE_CHECKING:
@@ -125,7 +125,6 @@ def _read(line: str, place: str, prefix: str, settings: Settings) -> Asked:
         if unknown := sorted(set(fields) - set(KNOWN)):
             known = ", ".join(KNOWN)
             raise ValueError(f"it has {unknown[0]!r}; known are prompt, messages, {known}.")
-        checks.whole("max_length", fields.get("max_length", 1), 1, MAX_LENGTH)
         settings = dataclasses.replace(settings, **fields)
         return Asked(prefix + text, settings, place, messages)
     except (ValueError, RecursionError) as error:

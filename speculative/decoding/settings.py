@@ -154,7 +154,7 @@ class Decoding:
         last = -(-self.capacity // 16) * 16
         grows = self.growing and jax.default_backend() != "tpu"
         # Each size is another program, and a few more positions cost a step nothing.
-        smaller = (64, 256, 1024) if grows else ()
+        smaller = (64, 256, 1024, 4096, 16384) if grows else ()
         return [size for size in smaller if self.room <= size <= last // 4] + [last]
 
     def history(self, tokens: Tokens, lengths: Rows) -> History | None:

@@ -157,8 +157,7 @@ class Schedule:
         dimensions. A prefetch in the background, from HBM into a memory on the chip, does not
         count: a step cannot do without that read.
         """
-        bodies = (self._reached(loop.called[1]) for loop in self.loops())
-        inside = set[str]().union(*bodies)
+        inside = self._decoding()
         copying: tuple[list[str], list[str]] = [], []
         for name in sorted(self._reached(self.program.entry)):
             for one in self.program.computations[name]:
@@ -169,14 +168,17 @@ class Schedule:
 
     def gathers(self, kernels: set[tuple[str, int]]) -> list[str]:
         """Instructions of decoding loops that gather a kernel from other chips."""
-        bodies = (self._reached(loop.called[1]) for loop in self.loops())
         return [
             one.name
-            for name in sorted(set[str]().union(*bodies))
+            for name in sorted(self._decoding())
             for one in self.program.computations[name]
             if one.opcode.removesuffix("-start") == "all-gather"
             and {(shape.dtype, math.prod(shape.dims)) for shape in one.shapes} & kernels
         ]
+
+    def _decoding(self) -> set[str]:
+        """The computations that decoding loops run."""
+        return set[str]().union(*(self._reached(loop.called[1]) for loop in self.loops()))
 
     def _reached(self, computation: str) -> set[str]:
         """A computation, and those that its loops and branches run."""

@@ -154,6 +154,6 @@ def require_text(
         raise ValueError(
             f"{names[0]} with {names[1]} needs {sum(needed) / 2**30:.1f} GiB for texts of "
             f"{source_length:,} tokens, but {name} has {there / 2**30:.1f} GiB ({made_of}): take a "
-            "narrower dtype, int8 (--quantize=int8), smaller models, shorter texts, several "
-            "devices (--mesh) or another one."
+            "narrower dtype, int8 (--quantize=int8), smaller models, shorter texts and outputs, "
+            "several devices (--mesh) or another one."
         )

@@ -133,14 +133,10 @@ def read_file(path: pathlib.Path, special: SpecialTokens, without: int | None = 
     """A file as an object of the library tokenizers, optionally without one added token.
 
     Raises:
-        ValueError: the library is not installed, or the file is missing or damaged.
+        ValueError: the file is missing or damaged.
     """
-    try:
-        import tokenizers
-    except ModuleNotFoundError as error:
-        raise ValueError(
-            f"To read the vocabulary {path}, install tokenizers: pip install tokenizers."
-        ) from error
+    import tokenizers
+
     merges = path.with_name(MERGES)
     for file in (path, merges) if path.name == PAIRS else (path,):
         if not file.is_file():

@@ -7,6 +7,7 @@ import runpy
 import jax
 import numpy as np
 import pytest
+import tokenizers
 
 from speculative import checkpoints
 from speculative.models import model_of
@@ -15,7 +16,6 @@ from tests import saved
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
-tokenizers = pytest.importorskip("tokenizers")
 
 ROOT = pathlib.Path(__file__).parents[2]
 golden = runpy.run_path(str(ROOT / "scripts" / "make_transformers_golden.py"))

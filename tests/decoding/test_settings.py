@@ -72,6 +72,8 @@ def test_short_answers_get_short_caches() -> None:
     assert Decoding(10, gamma=7, max_length=128).cache_lengths() == [144]
     assert Decoding(10, gamma=7, max_length=500).cache_lengths() == [64, 528]
     assert Decoding(10, gamma=7, max_length=1000).cache_lengths() == [64, 256, 1040]
+    longest = [64, 256, 1024, 4096, 32784]
+    assert Decoding(10, gamma=7, max_length=20_000).cache_lengths() == longest
 
 
 @pytest.mark.parametrize("gamma", [0, 3])
