@@ -27,6 +27,7 @@ class Column(NamedTuple):
     head: str
     cell: Callable[[Any], str]
     meaning: str = ""
+    several: bool = False  # Whether a cell has several numbers, which several lines may show.
 
 
 def field(name: str, spec: str = "", unit: float | None = None) -> Callable[[Any], str]:
@@ -196,7 +197,9 @@ CATEGORIES = (  # For a row whose texts are questions.
         "tokens per target pass, including its own (mean accepted tokens of Spec-Bench, acceptance "
         "length of SPEED-Bench)",
     ),
-    Column("by position", _by_position, "guesses accepted at positions 1 to γ, of those tested"),
+    Column(
+        "by position", _by_position, "guesses accepted at positions 1 to γ, of those tested", True
+    ),
     Column(
         "alone",
         field("tokens_per_second_autoregressive", ".1f"),
@@ -264,7 +267,10 @@ def parts(records: Sequence[Record]) -> dict[str, tuple[Sequence[Column], Sequen
 def table(columns: Sequence[Column], rows: Iterable[Any]) -> Table:
     """Rows as a table for the terminal."""
     cells = ([column.cell(row) for column in columns] for row in rows)
-    return grid([column.head for column in columns], cells)
+    shown = grid([column.head for column in columns], cells)
+    for given, made in zip(columns, shown.columns, strict=True):
+        made.no_wrap &= not given.several
+    return shown
 
 
 def grid(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> Table:

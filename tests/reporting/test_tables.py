@@ -4,6 +4,7 @@ import pytest
 
 from speculative.measurement.timing import Costs
 from speculative.reporting import tables
+from speculative.rows.categories import Category
 from speculative.rows.records import Record
 from speculative.studies.power import Power
 from speculative.studies.tune import Tuning
@@ -65,6 +66,30 @@ def test_a_long_name_is_folded_and_numbers_are_whole() -> None:
     assert "…" not in "".join(lines)
     assert any(line.split()[-3:] == ["0.090", "1.36", "4.50"] for line in lines)
     assert "".join(line.split()[0] for line in lines[1:3]) == name
+
+
+def test_the_shares_of_many_positions_take_several_lines() -> None:
+    one = Category(
+        category="translation",
+        questions=10,
+        tokens=900,
+        mean_accepted_tokens=2.45,
+        tested_by_position=[200, 100, 80, 50, 40, 20, 20],
+        accepted_by_position=[100, 80, 50, 40, 20, 20, 19],
+        tokens_per_second_autoregressive=49.2,
+        tokens_per_second=102.1,
+        speedup=2.07,
+        speedup_low=1.67,
+        speedup_high=2.54,
+    )
+    said = "\n".join(shown(made.record(categories=[one])))
+    _, _, said = said.partition("by category:")
+    rows, _, _ = said.partition("- category")
+    assert max(map(len, rows.splitlines())) <= 80
+    positions = [".50", ".80", ".62", ".80", ".50", "1.00", ".95"]
+    measured = ["10", "2.45", "49.2", "102.1", "2.07", "1.67–2.54"]
+    cells = rows.split()[rows.split().index("translation") :]
+    assert sorted(cells) == sorted(["translation", *measured, *positions])
 
 
 @pytest.mark.parametrize("name", ["dr$$aft", "_dr$x_{1$", "[bold]a", ":smile:", "翻訳モデル"])
