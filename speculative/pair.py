@@ -305,34 +305,20 @@ class Pair:
         decoded = []
         for row, length in enumerate(output.lengths):
             tokens = output.tokens[row, :length].tolist()
-            calls, drafted = int(output.target_calls[row]), int(output.drafted[row])
-            counts = calls, drafted, np.asarray(output.by_position[row])
-            logprobs = output.logprobs[row, :length].tolist() if output.logprobs.size else None
-            decoded.append(self._result(tokens, *counts, show_special, logprobs))
+            tested, *by_rank = np.asarray(output.by_position[row]).T
+            result = Result(
+                self.vocabulary.decode(tokens, show_special),
+                tokens,
+                int(output.target_calls[row]),
+                int(output.drafted[row]),
+                tested.tolist(),
+                np.sum(by_rank, axis=0).tolist(),
+                finish_reason="stop" if tokens[-1] in self.vocabulary.eos_ids else "length",
+                logprobs=output.logprobs[row, :length].tolist() if output.logprobs.size else None,
+                accepted_by_rank=np.stack(by_rank, 1).tolist() if len(by_rank) > 1 else None,
+            )
+            decoded.append(result)
         return decoded
-
-    def _result(
-        self,
-        tokens: list[int],
-        target_calls: int,
-        drafted: int,
-        by_position: np.ndarray,
-        show_special: bool,
-        logprobs: list[float] | None = None,
-    ) -> Result:
-        """A text's result, from its counts as in `Output`."""
-        tested, *by_rank = by_position.T
-        return Result(
-            self.vocabulary.decode(tokens, show_special),
-            tokens,
-            target_calls,
-            drafted,
-            tested.tolist(),
-            np.sum(by_rank, axis=0).tolist(),
-            finish_reason="stop" if tokens[-1] in self.vocabulary.eos_ids else "length",
-            logprobs=logprobs,
-            accepted_by_rank=np.stack(by_rank, 1).tolist() if len(by_rank) > 1 else None,
-        )
 
     def _stops(self, tokens: list[int], stop: tuple[str, ...], show_special: bool) -> bool:
         """Whether the text of tokens contains one of the stop strings."""
@@ -417,5 +403,10 @@ class Pair:
             by_step.append(np.where(counted, step.by_position[0], 0))
             if end:
                 break
-        counts = len(by_step), drafted, np.sum(by_step, axis=0)
-        return self._cut(self._result(tokens, *counts, show_special), stop, show_special)
+        tested, *by_rank = np.sum(by_step, axis=0).T
+        text, accepted = self.vocabulary.decode(tokens, show_special), np.sum(by_rank, axis=0)
+        reason = "stop" if tokens[-1] in self.vocabulary.eos_ids else "length"
+        counts = len(by_step), drafted, tested.tolist(), accepted.tolist()
+        ranks = np.stack(by_rank, 1).tolist() if len(by_rank) > 1 else None
+        result = Result(text, tokens, *counts, reason, accepted_by_rank=ranks)
+        return self._cut(result, stop, show_special)
