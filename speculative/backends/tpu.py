@@ -13,7 +13,7 @@ import numpy as np
 from jax import Array, lax
 
 from speculative.backends.prepacked import FUSED, Prepacked, split
-from speculative.backends.xla import Projection, Weight, Xla, precision
+from speculative.backends.xla import QUERIES, Projection, Weight, Xla, precision
 from speculative.ragged import select_rows
 from speculative.types import ROUNDED, PyTree
 
@@ -26,6 +26,9 @@ LANES = 128
 
 MANY = 128
 """Rows of a product of a group's heads, beyond which the heads are taken apart."""
+
+SCORES = 2**26
+"""Most bytes of scores of queries and many keys, so that they can stay on the chip."""
 
 
 def together(size: int) -> int:
@@ -78,6 +81,18 @@ class Tpu(Xla):
         if x.shape[1] <= LANES:
             return super().of_source(x, projections, heads)
         return [Xla.by_head(self, self.product(x, each), heads) for each in projections]
+
+    def at_a_time(self, q, k) -> int:
+        """See `Xla`; with more than `QUERIES` keys, those whose scores take at most `SCORES`.
+
+        Scores of 512 queries and 2,000 keys would pass through HBM several times, which takes
+        longer than all else that reads a prompt.
+        """
+        batch, length, heads, _ = q.shape
+        if max(length, k.shape[2]) <= QUERIES:
+            return length
+        most = SCORES // (4 * batch * heads * k.shape[2])
+        return max(ROWS, 1 << max(0, most.bit_length() - 1))
 
     def attention(self, q, k, v, spec) -> Array:
         """See `Xla`, with keys and values [B, G, T, K / G * H].

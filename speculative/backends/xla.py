@@ -291,25 +291,29 @@ class Xla:
         """Projections of an encoded source [B, S, I] as keys and values: [B, K, S, H] each."""
         return [self.by_head(self.product(x, each), heads) for each in projections]
 
+    def at_a_time(self, q: Array, k: Array) -> int:
+        """The number of queries [B, L, N, H] that attend together to keys [B, K, T, H]."""
+        return q.shape[1] if q.shape[1] <= QUERIES else BLOCK
+
     def attention(self, q: Array, k: Array, v: Array, spec: Attending) -> Array:
         """Attention of queries [B, L, N, H] to keys and values: [B, L, N, H].
 
         See Vaswani et al., 3.2.1. Many queries come in blocks, one after another, so that scores
         are never all in memory.
         """
-        length = q.shape[1]
-        if length <= QUERIES:
+        length, count = q.shape[1], self.at_a_time(q, k)
+        if length <= count:
             return self._attention(q, k, v, spec, spec.of_queries(0, length))
-        room = (0, 0), (0, -length % BLOCK), (0, 0), (0, 0)
+        room = (0, 0), (0, -length % count), (0, 0), (0, 0)
         q = jnp.pad(q, room)
         if spec.bias.shape[2] > 1:
             spec = spec._replace(bias=jnp.pad(spec.bias, (room[0], room[2], room[1], room[3])))
 
         def block(first: Array) -> Array:
-            of_block = lax.dynamic_slice_in_dim(q, first, BLOCK, axis=1)
-            return self._attention(of_block, k, v, spec, spec.of_queries(first, BLOCK))
+            of_block = lax.dynamic_slice_in_dim(q, first, count, axis=1)
+            return self._attention(of_block, k, v, spec, spec.of_queries(first, count))
 
-        mixed = lax.map(block, jnp.arange(0, q.shape[1], BLOCK))  # [blocks, B, BLOCK, N, H]
+        mixed = lax.map(block, jnp.arange(0, q.shape[1], count))  # [blocks, B, count, N, H]
         return mixed.swapaxes(0, 1).reshape(q.shape)[:, :length]
 
     def _attention(self, q: Array, k: Array, v: Array, spec: Attending, bias: Array) -> Array:

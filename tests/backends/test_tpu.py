@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from speculative.backends import Attending, Projection, Weight, Xla, for_decoding
+from speculative.backends import Attending, Projection, Weight, Xla, for_decoding, tpu
 from speculative.backends.tpu import ROWS, Tpu, TpuDraft, _side_by_side, lay_out
 from speculative.decoding import Decoding, Params
 from speculative.decoding.loop import Models, begin, generate, stream
@@ -101,6 +101,32 @@ def test_attention_of_groups_of_heads(
     assert one.shape == backend.cache_shape(batch, heads, length, size)
     k, v = (backend.by_head(_side_by_side(x), heads) for x in (k, v))
     np.testing.assert_allclose(backend.attention(q, k, v, spec), want, atol=1e-5)
+
+
+@pytest.mark.parametrize("backend", [Tpu(), TpuDraft()], ids=type)
+def test_many_keys_are_attended_to_by_some_queries_at_a_time(
+    backend: Tpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last block is partly padding, and the bias differs from query to query."""
+    rng = np.random.default_rng(6)
+    query = rng.standard_normal((2, 37, 8, 16)).astype(np.float32)
+    keys, values = rng.standard_normal((2, 2, 4, 50, 16)).astype(np.float32)
+    seen = np.arange(50) <= np.arange(37)[:, None] + 13
+    bias = np.where(seen, rng.standard_normal((2, 1, 37, 50)), -1e10).astype(np.float32)
+    q, k, v = map(jnp.asarray, (query, keys, values))
+    monkeypatch.setattr(tpu, "QUERIES", 16)
+    monkeypatch.setattr(tpu, "SCORES", 4 * 2 * 8 * 50 * 8)
+    assert backend.at_a_time(q, k) == 8
+    assert backend.at_a_time(q[:, :16], k[:, :, :16]) == 16
+    assert backend.at_a_time(q[:1], k) == 16
+    k, v = (backend.by_head(x.swapaxes(1, 2).reshape(2, 50, -1), 4) for x in (k, v))
+    found = jax.jit(backend.attention)(q, k, v, Attending(jnp.asarray(bias), 0.3))
+    of_query = np.repeat(np.arange(4), 2)
+    scores = 0.3 * np.einsum("blnh,bnkh->bnlk", query.astype(np.float64), keys[:, of_query]) + bias
+    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    weights /= weights.sum(axis=-1, keepdims=True)
+    want = np.einsum("bnlk,bnkh->blnh", weights, values[:, of_query])
+    np.testing.assert_allclose(found, want, atol=1e-5)
 
 
 def test_two_heads_of_64_lie_side_by_side() -> None:
