@@ -92,7 +92,7 @@ class Tpu(Xla):
         if max(length, k.shape[2]) <= QUERIES:
             return length
         most = SCORES // (4 * batch * heads * k.shape[2])
-        return max(ROWS, 1 << max(0, most.bit_length() - 1))
+        return max(ROWS, 1 << most.bit_length() >> 1)  # A power of 2, to divide a prompt's parts.
 
     def attention(self, q, k, v, spec) -> Array:
         """See `Xla`, with keys and values [B, G, T, K / G * H].
