@@ -59,7 +59,7 @@ def main() -> int:
         parameters = recipes.configured(train.train, config, bindings, arguments)
         finished = train.train(**parameters, on_evaluation=draw)
     except (ValueError, OSError) as error:
-        print("error:", disk.sentence(error), file=sys.stderr)
+        print(f"error: {disk.sentence(error)}", file=sys.stderr)
         return 2
     return 0 if finished else loop.UNFINISHED
 

@@ -92,7 +92,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
         if message is None:
             raise
-        print("error:", message, file=sys.stderr)
+        print(f"error: {message}", file=sys.stderr)
         return USAGE_ERROR
 
 

@@ -59,7 +59,7 @@ def _compile(options: argparse.Namespace) -> int:
         reporting.show(estimates)
     faults = [one.fault for one in estimates if one.fault]
     for fault in faults:
-        print("error:", fault, file=sys.stderr)
+        print(f"error: {fault}", file=sys.stderr)
     return 2 if faults else 0
 
 
@@ -99,7 +99,7 @@ def _compile_training(options: argparse.Namespace) -> int:
         reporting.show_training(estimates)
     if fastest is None:
         for one in estimates:
-            print("error:", one.fault, file=sys.stderr)
+            print(f"error: {one.fault}", file=sys.stderr)
         return 2
     return 0
 

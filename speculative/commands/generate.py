@@ -279,7 +279,7 @@ def _requests(
             if not typed:
                 place = asked[len(requests)].place
                 raise ValueError(f"{place}: {error}" if place else str(error)) from error
-            print("error:", disk.sentence(error), file=sys.stderr)
+            print(f"error: {disk.sentence(error)}", file=sys.stderr)
             continue
         yield list(zip(asked, requests, strict=True))
         first += len(asked)

@@ -140,7 +140,7 @@ def _lines(by_hand: bool) -> Iterator[list[str]]:
         except ValueError as error:
             if not by_hand:
                 raise
-            print("error:", disk.sentence(error), file=sys.stderr)
+            print(f"error: {disk.sentence(error)}", file=sys.stderr)
         number += raw.count(b"\n")
 
 

@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 import functools
 import math
+import shutil
 from collections.abc import Callable
 from typing import Any, Self
 
@@ -64,7 +65,13 @@ class Checkpoints:
         """
         metrics = {"score": -math.inf if score is None else score}
         args = ocp.args.StandardSave(state)
-        self._written(lambda: self._manager.save(step, metrics=metrics, args=args, force=True))
+
+        def write() -> None:
+            self._manager.wait_until_finished()
+            self._require_room(state)
+            self._manager.save(step, metrics=metrics, args=args, force=True)
+
+        self._written(write)
 
     def finish(self) -> None:
         """Waits until everything is written; raises OSError if that is not possible."""
@@ -96,6 +103,18 @@ class Checkpoints:
                 f"({str(error).splitlines()[0]}); remove it, and the run resumes from the one "
                 "before it."
             ) from error
+
+    def _require_room(self, state: PyTree) -> None:
+        """OSError if the folder's disk lacks room for this process's parts of a state.
+
+        A write that fails midway would print hundreds of lines from orbax's threads.
+        """
+        if str(self.folder).startswith("gs://"):
+            return
+        shards = (shard for leaf in jax.tree.leaves(state) for shard in leaf.addressable_shards)
+        needed = sum(shard.data.nbytes for shard in shards if shard.replica_id == 0)
+        if needed > (free := shutil.disk_usage(self.folder).free):
+            raise OSError(f"it takes {needed / 1e9:.3g} GB, and {free / 1e9:.3g} GB are free")
 
     def _written(self, write: Callable[[], Any]) -> None:
         try:

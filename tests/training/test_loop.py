@@ -4,8 +4,10 @@ import dataclasses
 import functools
 import json
 import pathlib
+import shutil
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -101,6 +103,23 @@ def test_a_folder_is_trained_in_by_one_process(tmp_path: pathlib.Path) -> None:
     with disk.owned(tmp_path), pytest.raises(ValueError, match="Another process is writing"):
         fit(tmp_path, tiny.mixture())
     assert not list(tmp_path.iterdir())
+
+
+def test_a_disk_without_room_for_a_checkpoint(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing of it is written; with a byte more the run goes on."""
+    arrays = jax.tree.leaves(loop.begin(tiny.CONFIG, start()))
+    needed = sum(np.asarray(array).nbytes for array in arrays)
+    free = needed - 1
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=free))
+    said = f"it takes {needed / 1e9:.3g} GB.*; there is none before it. Make room"
+    with pytest.raises(OSError, match=said):
+        fit(tmp_path, tiny.mixture(), deadline=time.monotonic())
+    assert not list((tmp_path / loop.CHECKPOINTS).iterdir())
+    free = needed
+    fit(tmp_path, tiny.mixture(), deadline=time.monotonic())
+    assert [file.name for file in (tmp_path / loop.CHECKPOINTS).iterdir()] == ["2"]
 
 
 def test_a_finished_run_is_not_run_again(straight: tuple[pathlib.Path, dict]) -> None:

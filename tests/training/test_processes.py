@@ -168,15 +168,16 @@ def test_a_full_disk_at_a_checkpoint(given: pathlib.Path, tmp_path: pathlib.Path
     one = start(given, tmp_path, "--max_minutes=0")
     one.communicate(timeout=300)
     assert one.returncode == loop.UNFINISHED
-    limited = "ulimit -f 1024; trap '' XFSZ; exec \"$@\""  # KiB, less than the embedding.
+    # KiB, far less than the embedding's 1024, because orbax packs arrays into files as they come.
+    limited = "ulimit -f 256; trap '' XFSZ; exec \"$@\""
     found = subprocess.run(
         ["bash", "-c", limited, "bash", *command(given, tmp_path)], cwd=ROOT, timeout=300,
         env=os.environ | {"JAX_ENABLE_COMPILATION_CACHE": "false"}, capture_output=True, text=True,
     )  # fmt: skip
     assert found.returncode == 2
-    last = found.stderr.strip().splitlines()[-1]
-    assert last.startswith("error: A checkpoint cannot be written into ") and "Make room" in last
-    assert "that of step 1 is whole" in last
+    # Lines of orbax's threads may follow.
+    said = "error: A checkpoint cannot be written into .*that of step 1 is whole. Make room"
+    assert re.search(said, found.stderr), found.stderr
     run(given, tmp_path)
     assert [line["step"] for line in log(tmp_path)] == [*range(1, 13)]
 
