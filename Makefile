@@ -41,8 +41,8 @@ test-mesh: .venv/dev.stamp
 	SPECULATIVE_TEST_MESH=1 XLA_FLAGS=--xla_force_host_platform_device_count=8 \
 		$(BIN)/python -m pytest -m long tests/decoding/test_mesh.py tests/training/test_training_mesh.py
 
-test-peers: .venv/peers.stamp
-	$(BIN)/python -m pytest -m "" tests/benchmarks
+test-peers: .venv-peers/peers.stamp
+	.venv-peers/bin/python -m pytest -m "" tests/benchmarks
 
 # The real models' folders are created once, in an environment with torch; the tests need no torch.
 REAL := $(HOME)/.cache/speculative/real
@@ -51,8 +51,8 @@ test-real: .venv/dev.stamp .venv-real/real.stamp
 	SPECULATIVE_REAL=$(REAL) $(BIN)/python -m pytest -rs tests/real
 
 # CHAT="FOLDER DRAFT" also compares other programs on a chat model.
-results: .venv/peers.stamp
-	$(BIN)/python -m benchmarks.results $(if $(CHAT),--chat_model $(CHAT))
+results: .venv-peers/peers.stamp
+	.venv-peers/bin/python -m benchmarks.results $(if $(CHAT),--chat_model $(CHAT))
 
 check: .venv/dev.stamp
 	$(BIN)/ruff check .
@@ -60,7 +60,7 @@ check: .venv/dev.stamp
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
 clean:
-	rm -rf .venv .venv-real .libtpu build dist *.egg-info .pytest_cache .ruff_cache
+	rm -rf .venv .venv-peers .venv-real .libtpu build dist *.egg-info .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The stamps record installations; changing the ranges or the pins installs again.
@@ -71,9 +71,12 @@ clean:
 	@$(INSTALL) -e .
 	@touch $@
 
-.venv/peers.stamp: .venv/dev.stamp
-	@echo "Installing torch, transformers, CTranslate2 and llama.cpp into .venv (once; a few minutes) ..."
-	@$(INSTALL) -e '.[peers]'
+# An environment of its own: beside these programs the type checker would check calls of them too.
+.venv-peers/peers.stamp: setup.py constraints.txt
+	@echo "Installing torch, transformers, CTranslate2 and llama.cpp into .venv-peers (once; a few minutes) ..."
+	@$(PYTHON) -m venv .venv-peers
+	@.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
+		-e '.[dev,peers]'
 	@touch $@
 
 # The seqio extra is installed for its tests; the demo does not need TensorFlow.
