@@ -11,6 +11,7 @@ import tokenizers
 
 from speculative import checkpoints
 from speculative.models import model_of
+from speculative.types import PADDING
 from speculative.vocabulary import open_vocabulary
 from tests import saved
 
@@ -43,7 +44,8 @@ def test_what_it_saves_is_what_we_compute(
         model.save_pretrained(tmp_path, max_shard_size="20KB" if shards == "shards" else "1GB")
     checkpoint = checkpoints.open(tmp_path)
     expected = golden["expected"](model)
-    arguments = (jax.device_put(expected[name]) for name in ("inputs", "decoder_inputs"))
+    inputs = jax.device_put(np.where(expected["inputs"] == 0, PADDING, expected["inputs"]))
+    arguments = inputs, jax.device_put(expected["decoder_inputs"])
     logits = saved.forward(model_of(checkpoint.config), checkpoint.load("float32"), *arguments)
     np.testing.assert_allclose(logits, expected["logits"], atol=1e-4)
 
@@ -92,9 +94,10 @@ def test_it_loads_the_gpt2_that_we_write(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From our own format, in shards, with a vocabulary."""
-    golden["make_gpt2"]().save_pretrained(tmp_path / "theirs")
     alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
     pieces = {piece: i for i, piece in enumerate([*sorted(alphabet), "ab", "<|endoftext|>"])}
+    monkeypatch.setitem(golden["GPT2_SIZES"], "vocab_size", len(pieces))
+    golden["make_gpt2"]().save_pretrained(tmp_path / "theirs")
     (tmp_path / "theirs" / "vocab.json").write_text(json.dumps(pieces))
     (tmp_path / "theirs" / "merges.txt").write_text("#version: 0.2\na b\n")
     monkeypatch.setattr(checkpoints.FORMATS["huggingface"], "SHARD_BYTES", 20_000)
