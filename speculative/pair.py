@@ -4,7 +4,7 @@ import bisect
 import dataclasses
 import itertools
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from typing import TypeVar, overload
+from typing import Any, TypeVar, overload
 
 import jax
 import numpy as np
@@ -403,10 +403,7 @@ class Pair:
             by_step.append(np.where(counted, step.by_position[0], 0))
             if end:
                 break
-        tested, *by_rank = np.sum(by_step, axis=0).T
-        text, accepted = self.vocabulary.decode(tokens, show_special), np.sum(by_rank, axis=0)
-        reason = "stop" if tokens[-1] in self.vocabulary.eos_ids else "length"
-        counts = len(by_step), drafted, tested.tolist(), accepted.tolist()
-        ranks = np.stack(by_rank, 1).tolist() if len(by_rank) > 1 else None
-        result = Result(text, tokens, *counts, reason, accepted_by_rank=ranks)
-        return self._cut(result, stop, show_special)
+        counts = len(tokens), len(by_step), drafted, np.sum(by_step, axis=0)
+        # `steps` has checked that the row is sound; steps have no log-probabilities.
+        fields: list[Any] = [np.array([one]) for one in (tokens, *counts, True, 0, ())]
+        return self._cut(self.results(Output(*fields), show_special)[0], stop, show_special)
